@@ -1,0 +1,86 @@
+"""What executes a problem: the reference, or the kernels of a GPU architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from cudnn_fused import reference, streams, targets
+from cudnn_fused.operands import Operation, Problem
+from cudnn_fused.targets import Target
+
+Launch = Callable[[Sequence["torch.Tensor | None"], int], None]
+"""Run an operation: its operands in table order (absent ones None) and a stream handle. Checks nothing."""
+
+
+class Backend(Protocol):
+    """One way to execute operations."""
+
+    def supports(self, operation: Operation) -> bool:
+        """Whether the operation can be run at all."""
+
+    def compile(self, problem: Problem) -> Launch:
+        """Make the problem ready to run on its device."""
+
+
+class ReferenceBackend:
+    """Plain PyTorch, on CPU tensors and on CUDA devices without kernels."""
+
+    def supports(self, operation: Operation) -> bool:
+        return True
+
+    def compile(self, problem: Problem) -> Launch:
+        function = getattr(reference, problem.operation.name)
+        options, device = dict(problem.options), problem.device
+
+        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+            with streams.running_on(stream, device), reference.full_precision(device):
+                function(*operands, **options)
+
+        return launch
+
+
+REFERENCE: Backend = ReferenceBackend()
+KERNELS: dict[str, Backend] = {}
+"""The backend of each target that has kernels, by the target's name."""
+
+
+def select_backend(operation: Operation, target: Target | None, device: torch.device) -> Backend:
+    """The backend for ``operation`` on ``device``.
+
+    With ``target`` None (the arch-neutral names) that is the kernels for the device, or the reference where there are
+    none. With a target it is that target's kernels or an error.
+
+    Raises:
+        RuntimeError: a target was asked for and there is no CUDA device.
+        ValueError: a target was asked for and the tensors are on the CPU.
+        NotImplementedError: the GPU is not one the target serves, the DSL is absent or too old, or the target's
+            kernel for this operation does not exist.
+    """
+    if target is None:
+        if device.type != "cuda":
+            return REFERENCE
+        served = targets.target_of(targets.capability_of(device))
+        kernels = KERNELS.get(served.name) if served else None
+        if kernels is None or not kernels.supports(operation):
+            return REFERENCE
+        targets.check_dsl()
+        return kernels
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"{operation.name}: {target.name} needs a CUDA device, and none is available")
+    if device.type != "cuda":
+        raise ValueError(f"{operation.name}: {target.name} needs CUDA tensors, got tensors on {device}")
+    capability = targets.capability_of(device)
+    if not target.serves(capability):
+        served_by = " or ".join(f"{major}.{minor}" for (major, minor), _ in target.archs)
+        raise NotImplementedError(
+            f"{operation.name}: {target.name} kernels need compute capability {served_by}; "
+            f"{device} ({torch.cuda.get_device_name(device)}) has {capability[0]}.{capability[1]}"
+        )
+    targets.check_dsl()
+    kernels = KERNELS.get(target.name)
+    if kernels is None or not kernels.supports(operation):
+        raise NotImplementedError(f"{operation.name}: there is no {target.name} kernel for this operation yet")
+    return kernels

@@ -1,0 +1,375 @@
+"""The declaration of an operation: its operands, channels and options, and the checks that follow from them.
+
+Every operation is one :class:`Operation`. Validation, cache keys, output allocation, the order of arguments and the
+tables in ``docs/api.md`` are derived from it; nothing about an operand is said anywhere else.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import CodeType
+from typing import Any
+
+import torch
+
+BF16 = torch.bfloat16
+ELEMENT_BYTES = 2
+CHANNEL_ALIGNMENT = 64  # a packed weight row holds whole 128-byte chunks of input channels
+HISTORY_FRAMES = (0, 1, 2)  # a 3x3x3 causal convolution looks back two frames
+
+
+def ceil64(channels: int) -> int:
+    """Round up to the channel count of a packed weight row."""
+    return -(-channels // CHANNEL_ALIGNMENT) * CHANNEL_ALIGNMENT
+
+
+class Role(enum.Enum):
+    """What an operation does with an operand."""
+
+    INPUT = "in"
+    OUTPUT = "out"
+    SCRATCH = "scratch"
+
+
+class Shape:
+    """A shape rule such as ``"N, min(2, T+P), H, W, C"``: a tuple expression over named extents."""
+
+    _FUNCTIONS: Mapping[str, Any] = {"__builtins__": {}, "min": min, "ceil64": ceil64}
+
+    def __init__(self, rule: str) -> None:
+        elements = ast.parse(f"({rule},)", mode="eval").body.elts  # type: ignore[attr-defined]
+        self.terms: tuple[str, ...] = tuple(ast.unparse(element).replace(" ", "") for element in elements)
+        self.symbols: tuple[tuple[int, str], ...] = tuple(
+            (axis, element.id) for axis, element in enumerate(elements) if isinstance(element, ast.Name)
+        )
+        self._code: CodeType = compile(f"({rule},)", f"<shape {rule}>", "eval")
+
+    @property
+    def rank(self) -> int:
+        return len(self.terms)
+
+    def __str__(self) -> str:
+        return f"[{', '.join(term.replace(',', ', ') for term in self.terms)}]"
+
+    def evaluate(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """The concrete shape, given a value for every name in the rule."""
+        return eval(self._code, dict(self._FUNCTIONS), dict(extents))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor of an operation. All are BF16.
+
+    ``requires`` names an operand without which this one is refused; ``required_by`` names one that makes this one
+    mandatory. ``alignment`` is that of the data pointer in bytes. A ``strided`` operand may have any strides, all
+    others are contiguous (the stride of an axis of extent 1 is free). An ``extension`` goes beyond the API that the
+    ``Sm100`` names mirror, which therefore do not have it.
+    """
+
+    name: str
+    shape: Shape
+    role: Role = Role.INPUT
+    optional: bool = False
+    alignment: int = 16
+    strided: bool = False
+    requires: str | None = None
+    required_by: str | None = None
+    extension: bool = False
+    hint: str = ""
+    meaning: str = ""
+
+    @property
+    def written(self) -> bool:
+        return self.role is not Role.INPUT
+
+
+@dataclass(frozen=True)
+class Option:
+    """A whole-number parameter of an operation that is fixed when a plan is made."""
+
+    name: str
+    choices: tuple[int, ...]
+    default: int = 0
+    extension: bool = False
+    meaning: str = ""
+
+    def check(self, operation: str, value: object) -> None:
+        """Raise ValueError unless ``value`` is one of the choices."""
+        if type(value) is not int or value not in self.choices:
+            allowed = ", ".join(map(str, self.choices))
+            raise ValueError(f"{operation}: {self.name} must be one of {allowed}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation: ``operands`` in the order in which ``execute`` takes them.
+
+    ``returns`` names the outputs in the order in which a caller gets them back. ``channel_symbols`` are the extents
+    that ``channels`` lists the supported combinations of. ``minimum`` is the smallest T, H and W of the input.
+    """
+
+    name: str
+    summary: str
+    operands: tuple[Operand, ...]
+    returns: tuple[str, ...]
+    channel_symbols: tuple[str, ...]
+    channels: tuple[tuple[int, ...], ...]
+    minimum: int
+    options: tuple[Option, ...] = ()
+
+    @cached_property
+    def inputs(self) -> tuple[Operand, ...]:
+        return tuple(operand for operand in self.operands if not operand.written)
+
+    @cached_property
+    def written(self) -> tuple[Operand, ...]:
+        """Outputs and scratch."""
+        return tuple(operand for operand in self.operands if operand.written)
+
+    @cached_property
+    def return_positions(self) -> tuple[int, ...]:
+        names = [operand.name for operand in self.operands]
+        return tuple(names.index(name) for name in self.returns)
+
+    @cached_property
+    def result_type(self) -> type[tuple[torch.Tensor | None, ...]]:
+        """A named tuple of ``returns`` that can also be indexed by name."""
+
+        class Result(namedtuple("Result", self.returns)):
+            __slots__ = ()
+
+            def __getitem__(self, key: Any) -> Any:
+                if not isinstance(key, str):
+                    return super().__getitem__(key)
+                if key not in self._fields:
+                    raise KeyError(key)
+                return getattr(self, key)
+
+        return Result
+
+    @cached_property
+    def extensions(self) -> frozenset[str]:
+        """Names of the parameters that the mirrored API lacks."""
+        return frozenset(item.name for item in (*self.operands, *self.options) if item.extension)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An operation with everything known about its operands: what a backend compiles for.
+
+    ``extents`` maps every extent name (N, T, H, W, channels, and P for the history frames) to its value, ``present``
+    holds the names of the operands in use.
+    """
+
+    operation: Operation
+    extents: Mapping[str, int] = field(hash=False)
+    present: frozenset[str]
+    options: Mapping[str, int] = field(hash=False)
+    device: torch.device
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        return tuple(self.extents[symbol] for symbol in self.operation.channel_symbols)
+
+    def shape(self, operand: Operand) -> tuple[int, ...]:
+        return operand.shape.evaluate(self.extents)
+
+
+# --- what is known of a tensor -------------------------------------------------------------------------------------
+
+
+_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def canonical_stride(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """None for a contiguous tensor, else its strides with those of extent-1 axes, which mean nothing, set to 0."""
+    if tensor.is_contiguous():
+        return None
+    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def signature(tensor: object) -> tuple[Any, ...] | None:
+    """What a plan depends on: two tensors with one signature may stand for each other. Absent operands give None."""
+    if tensor is None:
+        return None
+    if type(tensor) not in _TENSOR_TYPES:
+        return (type(tensor),)
+    if tensor.layout is not torch.strided:  # type: ignore[attr-defined]
+        return (tensor.layout,)  # type: ignore[attr-defined]
+    return (tensor.shape, canonical_stride(tensor), tensor.dtype, tensor.device)  # type: ignore[arg-type, attr-defined]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The metadata of a tensor, or of something that is none. Keeps no reference to storage."""
+
+    signature: tuple[Any, ...]
+    stride: tuple[int, ...] = ()
+    address: int = 0
+    negated: bool = False
+
+    @classmethod
+    def of(cls, tensor: object) -> Sample | None:
+        facts = signature(tensor)
+        if facts is None:
+            return None
+        if len(facts) == 1 or facts[3].type == "meta":
+            return cls(facts)
+        assert isinstance(tensor, torch.Tensor)
+        return cls(facts, tensor.stride(), tensor.data_ptr(), tensor.is_neg())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.signature[0])
+
+    @property
+    def contiguous(self) -> bool:
+        return self.signature[1] is None
+
+    @property
+    def device(self) -> torch.device:
+        return self.signature[3]
+
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+
+def validate(
+    operation: Operation,
+    samples: Sequence[Sample | None],
+    options: Mapping[str, int],
+    allocated: frozenset[str] | None = None,
+) -> Problem:
+    """Check the operands of ``operation`` against its declaration.
+
+    ``samples`` are in table order. Where the caller brings no outputs, ``allocated`` names those that will be made
+    for it, and their samples are None.
+
+    Raises TypeError for what is not a BF16 tensor, ValueError for everything else that does not fit.
+    """
+    for option in operation.options:
+        option.check(operation.name, options[option.name])
+    given = {
+        operand.name: sample for operand, sample in zip(operation.operands, samples, strict=True) if sample is not None
+    }
+    present = frozenset(given) | (allocated or frozenset())
+    _check_presence(operation, present)
+    for operand in operation.operands:
+        if operand.name in given:
+            _check_tensor(operation, operand, given[operand.name])
+    extents = _bind_extents(operation, given, options)
+    _check_extents(operation, extents)
+    _check_history(operation, given, extents, options)
+    for operand in operation.operands:
+        if operand.name in given:
+            _check_placement(operation, operand, given, operand.shape.evaluate(extents))
+    return Problem(operation, extents, present, dict(options), given[operation.operands[0].name].device)
+
+
+def _check_presence(operation: Operation, present: frozenset[str]) -> None:
+    for operand in operation.operands:
+        if operand.name in present:
+            if operand.requires and operand.requires not in present:
+                raise ValueError(f"{operation.name}: {operand.name} was given without {operand.requires}")
+        elif operand.required_by in present:
+            raise ValueError(f"{operation.name}: {operand.required_by} needs {operand.name}, which was not given")
+        elif not operand.optional:
+            raise TypeError(f"{operation.name}: {operand.name} must be a torch.Tensor, got None")
+
+
+def _check_tensor(operation: Operation, operand: Operand, sample: Sample) -> None:
+    name = f"{operation.name}: {operand.name}"
+    if len(sample.signature) == 1:
+        kind = sample.signature[0]
+        if isinstance(kind, torch.layout):
+            raise ValueError(f"{name} must be a dense strided tensor, got layout {kind}")
+        raise TypeError(f"{name} must be a plain torch.Tensor, got {kind.__module__}.{kind.__qualname__}")
+    _, _, dtype, device = sample.signature
+    if dtype is not BF16:
+        raise TypeError(f"{name} must have dtype torch.bfloat16, got {dtype}")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name} must hold data on a CPU or CUDA device, got device {device}")
+    if sample.negated:
+        raise ValueError(f"{name} is a lazily negated view; pass {operand.name}.resolve_neg()")
+    if len(sample.shape) != operand.shape.rank:
+        raise ValueError(
+            f"{name} must have {operand.shape.rank} dimensions {operand.shape}, got shape {list(sample.shape)}"
+            f"{operand.hint and '; ' + operand.hint}"
+        )
+
+
+def _bind_extents(operation: Operation, given: Mapping[str, Sample], options: Mapping[str, int]) -> dict[str, int]:
+    """The value of every extent name: the first operand that shows a bare name decides it."""
+    extents: dict[str, int] = {}
+    for operand in operation.operands:
+        if operand.name in given:
+            for axis, symbol in operand.shape.symbols:
+                extents.setdefault(symbol, given[operand.name].shape[axis])
+    extents.setdefault("P", options.get("history_frames", 0))
+    return extents
+
+
+def _check_extents(operation: Operation, extents: Mapping[str, int]) -> None:
+    for symbol, extent in extents.items():
+        least = operation.minimum if symbol in "THW" else 0 if symbol == "P" else 1
+        if extent < least:
+            raise ValueError(f"{operation.name}: input extent {symbol} must be at least {least}, got {extent}")
+    channels = tuple(extents[symbol] for symbol in operation.channel_symbols)
+    if channels not in operation.channels:
+        supported = ", ".join("->".join(map(str, entry)) for entry in operation.channels)
+        raise ValueError(
+            f"{operation.name}: channels {'->'.join(map(str, channels))} are not supported; supported are {supported}"
+        )
+
+
+def _check_history(
+    operation: Operation, given: Mapping[str, Sample], extents: Mapping[str, int], options: Mapping[str, int]
+) -> None:
+    if "previous" not in given:
+        return
+    frames = extents["P"]
+    if frames not in HISTORY_FRAMES[1:]:
+        raise ValueError(f"{operation.name}: previous must hold one or two frames, got {frames}")
+    if options.get("history_frames", 0) not in (0, frames):
+        raise ValueError(
+            f"{operation.name}: previous holds {frames} frames but history_frames is {options['history_frames']}"
+        )
+
+
+def _check_placement(
+    operation: Operation, operand: Operand, given: Mapping[str, Sample], expected: tuple[int, ...]
+) -> None:
+    sample, first = given[operand.name], operation.operands[0]
+    name = f"{operation.name}: {operand.name}"
+    if sample.shape != expected:
+        raise ValueError(
+            f"{name} must have shape {list(expected)} = {operand.shape}, got {list(sample.shape)}"
+            f"{operand.hint and '; ' + operand.hint}"
+        )
+    if not operand.strided and not sample.contiguous:
+        raise ValueError(f"{name} must be contiguous, got strides {list(sample.stride)} for shape {list(expected)}")
+    if sample.device != given[first.name].device:
+        raise ValueError(
+            f"{name} must be on {given[first.name].device}, where {first.name} is, but is on {sample.device}"
+        )
+    if sample.address % operand.alignment:
+        raise ValueError(misaligned(operation, operand, sample.address))
+
+
+def misaligned(operation: Operation, operand: Operand, address: int) -> str:
+    """The message about a data pointer that is not aligned as the operand asks."""
+    return (
+        f"{operation.name}: the data pointer of {operand.name} must be {operand.alignment}-byte aligned, "
+        f"got {address:#x}"
+    )
+
+
+def byte_span(tensor: torch.Tensor) -> int:
+    """Bytes from the first to past the last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * ELEMENT_BYTES

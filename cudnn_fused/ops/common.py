@@ -1,0 +1,49 @@
+"""Operands, options and channel tables that several operations share."""
+
+from __future__ import annotations
+
+from cudnn_fused.operands import HISTORY_FRAMES, Operand, Option, Role, Shape
+
+VALID_CONV_MINIMUM = 3  # a 3x3x3 window without padding
+
+NORM_PAIRS = ((160, 160), (160, 320), (320, 320))
+CONV_PAIRS = (*NORM_PAIRS, (320, 640), (640, 640))
+
+CONV_INPUT = Operand("input", Shape("N, T, H, W, Ci"), meaning="activations with their padding, NTHWC")
+PACKED_WEIGHT = Operand(
+    "packed_weight",
+    Shape("Co, 3, 3, 3, ceil64(Ci)"),
+    hint="pack checkpoint weights with pack_conv3d_weight",
+    meaning="weight from `pack_conv3d_weight`",
+)
+BIAS = Operand("bias", Shape("Co"), meaning="convolution bias")
+GAMMA = Operand("gamma", Shape("Co"), meaning="scale of the normalization")
+
+_CONV_OUTPUT = Shape("N, T-2, H-2, W-2, Co")
+CONV_OUTPUT = Operand("output", _CONV_OUTPUT, Role.OUTPUT, meaning="result, contiguous")
+CONV_RESIDUAL = Operand("residual", _CONV_OUTPUT, meaning="skip that is added before the normalization")
+RESIDUAL_BIAS = Operand(
+    "residual_bias", Shape("Co"), optional=True, requires="residual", meaning="bias that the skip still lacks"
+)
+CONV_RESIDUAL_OUTPUT = Operand(
+    "residual_output",
+    _CONV_OUTPUT,
+    Role.OUTPUT,
+    optional=True,
+    requires="residual",
+    required_by="residual",
+    meaning="the sum before the normalization",
+)
+
+HISTORY = Option(
+    "history_frames",
+    HISTORY_FRAMES,
+    meaning="P: how many of the two leading planes of `padded_output` hold history that must survive",
+)
+LEADING_ZEROS = Option(
+    "leading_zero_frames",
+    HISTORY_FRAMES,
+    extension=True,
+    meaning="how many frames at the front of `input` are known to be zero; they are not read, and their taps are not "
+    "computed",
+)
