@@ -1,0 +1,76 @@
+"""Host time of a warm function call before anything is launched: finding the plan and checking the operands.
+
+    python benchmark/host_overhead.py [--repeats 20000]
+
+Prints microseconds per operation, with and without its optional operands. No kernel runs: what a launch costs is not
+part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from cudnn_fused import plan
+from cudnn_fused.operands import BF16, Operation
+from cudnn_fused.ops import OPERATIONS
+from cudnn_fused.plan import Plan
+
+EXTENTS = {"N": 1, "T": 3, "H": 4, "W": 5, "P": 2}
+BUDGET_US = 25.0
+
+
+def plan_class_of(operation: Operation) -> type[Plan]:
+    """The arch-neutral class of an operation."""
+    return next(plan_class for plan_class in Plan.__subclasses__() if plan_class.operation is operation)
+
+
+def inputs_of(operation: Operation, with_optional: bool) -> tuple[torch.Tensor | None, ...]:
+    """Zero-filled inputs for the operation's first channel combination."""
+    extents = {**EXTENTS, **dict(zip(operation.channel_symbols, operation.channels[0], strict=True))}
+    return tuple(
+        torch.zeros(operand.shape.evaluate(extents), dtype=BF16) if with_optional or not operand.optional else None
+        for operand in operation.inputs
+    )
+
+
+def median_us(function: Callable[[], object], repeats: int, rounds: int = 7) -> float:
+    """Median over ``rounds`` of the mean time of ``repeats`` calls, in microseconds."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            function()
+        times.append((time.perf_counter() - start) / repeats * 1e6)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=20000)
+    arguments = parser.parse_args()
+    print(f"{'operation':28} {'operands':>9} {'us':>7}   (budget {BUDGET_US:g})")
+    for operation in OPERATIONS:
+        plan_class = plan_class_of(operation)
+        options = tuple(option.default for option in operation.options)
+        for with_optional in (False, True):
+            inputs = inputs_of(operation, with_optional)
+
+            def find(
+                plan_class: type[Plan] = plan_class,
+                inputs: tuple[torch.Tensor | None, ...] = inputs,
+                options: tuple[int, ...] = options,
+            ) -> object:
+                return plan.find_executable(plan_class, inputs, options)
+
+            find()
+            given = sum(tensor is not None for tensor in inputs)
+            print(f"{operation.name:28} {given:9} {median_us(find, arguments.repeats):7.2f}")
+
+
+if __name__ == "__main__":
+    main()
