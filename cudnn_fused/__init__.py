@@ -4,6 +4,7 @@ Six operations, each as a plan class and as a function. The arch-neutral names p
 input, or the reference where there are none; the ``Sm90`` and ``Sm100`` names serve one GPU architecture each.
 """
 
+from cudnn_fused import torch_ops as torch_ops
 from cudnn_fused.ops.causal_conv3d_with_cache import (
     CausalConv3dWithCache,
     CausalConv3dWithCacheSm90,

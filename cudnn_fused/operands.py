@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import enum
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType
@@ -130,6 +130,14 @@ class Operation:
     def written(self) -> tuple[Operand, ...]:
         """Outputs and scratch."""
         return tuple(operand for operand in self.operands if operand.written)
+
+    def written_for(self, given: Collection[str], wanted: Collection[str] = ()) -> frozenset[str]:
+        """Names of the outputs and scratch that go with the ``given`` inputs, and the optional ones ``wanted``."""
+        return frozenset(
+            operand.name
+            for operand in self.written
+            if not operand.optional or operand.name in wanted or operand.required_by in given
+        )
 
     @cached_property
     def return_positions(self) -> tuple[int, ...]:
@@ -262,7 +270,7 @@ def validate(
     for operand in operation.operands:
         if operand.name in given:
             _check_tensor(operation, operand, given[operand.name])
-    extents = _bind_extents(operation, given, options)
+    extents = bind_extents(operation, given, options)
     _check_extents(operation, extents)
     _check_history(operation, given, extents, options)
     for operand in operation.operands:
@@ -303,8 +311,11 @@ def _check_tensor(operation: Operation, operand: Operand, sample: Sample) -> Non
         )
 
 
-def _bind_extents(operation: Operation, given: Mapping[str, Sample], options: Mapping[str, int]) -> dict[str, int]:
-    """The value of every extent name: the first operand that shows a bare name decides it."""
+def bind_extents(operation: Operation, given: Mapping[str, Any], options: Mapping[str, int]) -> dict[str, int]:
+    """The value of every extent name: the first of the ``given`` operands that shows a bare name decides it.
+
+    ``given`` maps operand names to anything with a ``shape``.
+    """
     extents: dict[str, int] = {}
     for operand in operation.operands:
         if operand.name in given:

@@ -76,6 +76,9 @@ class Executable:
 PLANS: PlanCache[Executable] = PlanCache(PLAN_CAPACITY)
 """The plans of all functions."""
 
+PLAN_CLASSES: dict[tuple[str, str], type[Plan]] = {}
+"""The class of every operation and target, by their names; the arch-neutral ones have no target's name."""
+
 
 def check_call(operation: Operation, operands: Sequence[Operand], tensors: Sequence[Tensor | None]) -> None:
     """The checks that no plan can make once and for all: gradients, and where the data lies."""
@@ -150,6 +153,9 @@ class Plan:
     operation: ClassVar[Operation]
     target: ClassVar[Target | None] = None
 
+    def __init_subclass__(cls) -> None:
+        PLAN_CLASSES[cls.operation.name, cls.target.name if cls.target else ""] = cls
+
     def __init__(self, samples: Sequence[Tensor | None], **options: int) -> None:
         self._samples = tuple(map(Sample.of, samples))
         self._options: Mapping[str, int] = options
@@ -214,21 +220,22 @@ def find_executable(
     return executable
 
 
+def given_inputs(operation: Operation, inputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """The inputs that are there, by name."""
+    named = zip(operation.inputs, inputs, strict=True)
+    return {operand.name: tensor for operand, tensor in named if tensor is not None}
+
+
 def _build(
     plan_class: type[Plan], inputs: tuple[Tensor | None, ...], options: tuple[int, ...], wanted: frozenset[str]
 ) -> Executable:
     operation = plan_class.operation
-    named = {operand.name: tensor for operand, tensor in zip(operation.inputs, inputs, strict=True)}
-    allocated = frozenset(
-        operand.name
-        for operand in operation.written
-        if not operand.optional or operand.name in wanted or named.get(operand.required_by or "") is not None
-    )
+    given = given_inputs(operation, inputs)
     problem = validate(
         operation,
-        [Sample.of(named.get(operand.name)) for operand in operation.operands],
+        [Sample.of(given.get(operand.name)) for operand in operation.operands],
         dict(zip((option.name for option in operation.options), options, strict=True)),
-        allocated,
+        operation.written_for(given, wanted),
     )
     check_call(operation, operation.inputs, inputs)  # before anything is compiled for a call that cannot run
     return Executable(problem, select_backend(operation, plan_class.target, problem.device))
@@ -242,9 +249,28 @@ def call(
     wanted: frozenset[str] = frozenset(),
 ) -> Any:
     """Run an operation on ``inputs`` with a cached plan and newly allocated outputs; see :func:`find_executable`."""
+    if torch.compiler.is_compiling():
+        return _call_in_graph(plan_class, inputs, current_stream, options, wanted)
     executable = find_executable(plan_class, inputs, options, wanted)
     stream = streams.stream_handle(current_stream, executable.problem.device)
     return executable.run(executable.allocate(inputs, stream), stream)
+
+
+def _call_in_graph(
+    plan_class: type[Plan],
+    inputs: tuple[Tensor | None, ...],
+    current_stream: object,
+    options: tuple[int, ...],
+    wanted: frozenset[str],
+) -> Any:
+    """A call that ``torch.compile`` traces: the custom operator of :mod:`cudnn_fused.torch_ops`."""
+    operation = plan_class.operation
+    if current_stream is not None:
+        raise ValueError(f"{operation.name}: current_stream must be None under torch.compile, which chooses the stream")
+    operator = getattr(torch.ops.cudnn_fused, operation.name)
+    made = iter(operator(*inputs, *options, bool(wanted), plan_class.target.name if plan_class.target else ""))
+    present = operation.written_for(given_inputs(operation, inputs), wanted)
+    return operation.result_type(*(next(made) if name in present else None for name in operation.returns))
 
 
 # --- one implementation, three names -------------------------------------------------------------------------------

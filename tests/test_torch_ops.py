@@ -1,0 +1,89 @@
+"""Function calls inside ``torch.compile``, and the custom operators they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import cudnn_fused
+from cudnn_fused.operands import BF16
+from tests.cases import BY_NAME, OPERATION_NAMES, assert_same_bits, call, inputs_only, make_operands
+
+COMPILED = {"backend": "aot_eager", "fullgraph": True}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("operation_name", OPERATION_NAMES)
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_function_stays_in_the_graph(operation_name: str, optional: bool, dynamic: bool) -> None:
+    operation = BY_NAME[operation_name]
+    function = getattr(cudnn_fused, operation_name)
+
+    def around(operands: dict[str, torch.Tensor]) -> Any:
+        result = function(**{**operands, "input": operands["input"] * 2})
+        return (
+            result + 1 if isinstance(result, torch.Tensor) else [None if part is None else part + 1 for part in result]
+        )
+
+    compiled = torch.compile(around, dynamic=dynamic, **COMPILED)
+    for height in (5, 7):
+        operands = inputs_only(operation, make_operands(operation, optional=optional, H=height))
+        expected, result = around(operands), compiled(operands)
+        if isinstance(result, torch.Tensor):
+            expected, result = [expected], [result]
+        for got, want in zip(result, expected, strict=True):
+            assert got is want is None or torch.equal(got, want)
+
+
+@pytest.mark.parametrize("operation_name", OPERATION_NAMES)
+@pytest.mark.parametrize("optional", [False, True])
+def test_operators_are_well_formed(operation_name: str, optional: bool) -> None:
+    operation = BY_NAME[operation_name]
+    operands = make_operands(operation, optional=optional)
+    inputs = tuple(operands.get(operand.name) for operand in operation.inputs)
+    arguments = (*inputs, *(option.default for option in operation.options), False, "")
+    operator = getattr(torch.ops.cudnn_fused, operation_name).default
+    torch.library.opcheck(
+        operator, arguments, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+    )
+
+
+def test_save_input_in_a_graph() -> None:
+    operation = BY_NAME["rmsnorm_silu_pad"]
+    operands = inputs_only(operation, make_operands(operation, optional=False))
+
+    def around(**operands: torch.Tensor) -> Any:
+        return cudnn_fused.rmsnorm_silu_pad(**operands, save_input=True)
+
+    result = torch.compile(around, **COMPILED)(**operands)
+    assert_same_bits(result["residual_output"], operands["input"])
+
+
+def test_history_options_in_a_graph() -> None:
+    operation = BY_NAME["conv3d_rmsnorm_silu_pad"]
+    operands = inputs_only(operation, make_operands(operation, optional=False))
+    for history in (0, 1, 2):
+        result = torch.compile(cudnn_fused.conv3d_rmsnorm_silu_pad, **COMPILED)(**operands, history_frames=history)
+        expected = call(operation, operands, history_frames=history)
+        assert [part is None or part.shape for part in result] == [part is None or part.shape for part in expected]
+        assert_same_bits(result.padded_output[:, 2:], expected.padded_output[:, 2:])
+
+
+def test_faults_in_a_graph_are_reported() -> None:
+    packed = torch.zeros(160, 3, 3, 3, 192, dtype=BF16)
+    compiled = torch.compile(cudnn_fused.conv3d_raw, **COMPILED)
+    with pytest.raises(Exception, match="channels 128->160 are not supported"):
+        compiled(torch.zeros(1, 3, 3, 3, 128, dtype=BF16), packed)
+    with pytest.raises(Exception, match="current_stream must be None"):
+        compiled(torch.zeros(1, 3, 3, 3, 160, dtype=BF16), packed, 0)
+    with pytest.raises(Exception, match="SM100 needs a CUDA device"):
+        torch.compile(cudnn_fused.conv3d_raw_wrapper_sm100, **COMPILED)(
+            torch.zeros(1, 3, 3, 3, 160, dtype=BF16), packed
+        )
