@@ -194,22 +194,25 @@ class Problem:
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
-def canonical_stride(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """None for a contiguous tensor, else its strides with those of extent-1 axes, which mean nothing, set to 0."""
-    if tensor.is_contiguous():
-        return None
+def canonical_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides, with those of extent-1 axes, which mean nothing, set to 0."""
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def signature(tensor: object) -> tuple[Any, ...] | None:
-    """What a plan depends on: two tensors with one signature may stand for each other. Absent operands give None."""
+def signature(tensor: Any) -> tuple[Any, ...] | None:
+    """What a plan depends on: two tensors with one signature may stand for each other. Absent operands give None.
+
+    That is the shape, the strides (None if contiguous), the dtype and the device; or, alone, the type of what is no
+    plain tensor or the layout of one that is not strided.
+    """
     if tensor is None:
         return None
     if type(tensor) not in _TENSOR_TYPES:
         return (type(tensor),)
-    if tensor.layout is not torch.strided:  # type: ignore[attr-defined]
-        return (tensor.layout,)  # type: ignore[attr-defined]
-    return (tensor.shape, canonical_stride(tensor), tensor.dtype, tensor.device)  # type: ignore[arg-type, attr-defined]
+    if tensor.layout is not torch.strided:
+        return (tensor.layout,)
+    stride = None if tensor.is_contiguous() else canonical_stride(tensor)
+    return (tensor.shape, stride, tensor.dtype, tensor.device)
 
 
 @dataclass(frozen=True)
