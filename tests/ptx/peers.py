@@ -1,8 +1,8 @@
 """Kernels that others wrote and that are right on hardware, compiled for the emulator on any machine.
 
 They come with the `peers` extra. Nothing of them is copied here: their launchers are imported and compiled. Two things
-that they expect are supplied on the host side only: the im2col tensor maps that newer versions of CuTe DSL can make (the
-driver call itself exists in 4.8.1's dialect), and the device queries of quack's host code.
+that they expect are supplied on the host side only: the im2col tensor maps that newer versions of CuTe DSL can make
+(the driver call itself exists in 4.8.1's dialect), and the device queries of quack's host code.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def im2col_maps() -> Iterator[None]:
         yield
 
 
-# --- cuDNN's fused convolutions (sm_100a) ------------------------------------------------------------------------------
+# --- cuDNN's fused convolutions (sm_100a) ----------------------------------------------------------------------------
 
 
 def cudnn_conv3d(
@@ -272,7 +272,7 @@ def cudnn_fprop(
     return lambda: compiled(input, weight, output, STREAM), output
 
 
-# --- quack (sm_90a and sm_100a) ------------------------------------------------------------------------------------------
+# --- quack (sm_90a and sm_100a) --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -326,7 +326,7 @@ def quack_softmax(channels: int) -> Callable[..., None]:
     return cross_compile(module.Softmax(BFloat16, channels), matrix, matrix, fake_stream(), arch=SM90)
 
 
-# --- FlashAttention 4 (sm_90a) -------------------------------------------------------------------------------------------
+# --- FlashAttention 4 (sm_90a) ---------------------------------------------------------------------------------------
 
 
 def flash_attention_forward(

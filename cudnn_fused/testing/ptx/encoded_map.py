@@ -1,9 +1,9 @@
 """Tensor maps in the form in which the hardware reads them.
 
 CuTe's TMA atoms (`cute.nvgpu.cpasync.make_tiled_tma_atom`) do not call the driver: the host code that CuTe DSL compiles
-packs the 128 bytes itself. The format is not documented. What follows was found by compiling atoms with known parameters
-and reading the bytes; whatever bit those atoms leave constant must have that value here, so that a map which uses more of
-the format is refused and not misread.
+packs the 128 bytes itself. The format is not documented. What follows was found by compiling atoms with known
+parameters and reading the bytes; whatever bit those atoms leave constant must have that value here, so that a map which
+uses more of the format is refused and not misread.
 
 | 32-bit word | content |
 |---|---|
