@@ -4,11 +4,11 @@
 A *chunk* is 16 bytes, the unit of every swizzle here. An operand is a matrix of ``rows`` (M of A, N of B) by K; it is
 *K-major* when neighbours along K are contiguous in shared memory, *MN-major* when neighbours along M or N are.
 
-What is measured and what is not: start addresses that begin any number of 128-byte rows into a swizzled K-major tile, with
-base offset 0 and stride offsets of 1024, 1152, 1280 and 2304 bytes, were found exact on an H200 (wgmma), and every non-zero
-base offset wrong there, as the model says. A non-zero base offset for a pattern that really starts off its boundary follows
-the ISA's wording and is unmeasured, as are MN-major layouts with a leading offset that is not the atom's size. tcgen05 is
-modelled alike because the ISA words it alike.
+What is measured and what is not: start addresses that begin any number of 128-byte rows into a swizzled K-major tile,
+with base offset 0 and stride offsets of 1024, 1152, 1280 and 2304 bytes, were found exact on an H200 (wgmma), and
+every non-zero base offset wrong there, as the model says. A non-zero base offset for a pattern that really starts off
+its boundary follows the ISA's wording and is unmeasured, as are MN-major layouts with a leading offset that is not
+the atom's size. tcgen05 is modelled alike because the ISA words it alike.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_fused.testing.ptx import numerics
-from cudnn_fused.testing.ptx.tensor_map import CHUNK_BYTES, SWIZZLE_LINE_BYTES, SWIZZLE_PERIOD_BYTES, Swizzle
+from . import numerics
+from .errors import DescriptorError, OutOfBounds, UnsupportedInstruction
+from .tensor_map import CHUNK_BYTES, SWIZZLE_LINE_BYTES, SWIZZLE_PERIOD_BYTES, Swizzle
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,11 +32,6 @@ STEP_BYTES = 32
 """Bytes along K that one instruction consumes: K = 16 elements of 2 bytes."""
 K_STEP = 16
 WARP = 32
-WARPGROUP = 128
-
-
-class DescriptorError(ValueError):
-    """A descriptor that the ISA does not allow, or that contradicts the tile it is used for."""
 
 
 class Major(IntEnum):
@@ -90,7 +86,9 @@ class SharedDescriptor:
         if _field(value, 46, 3) != _TCGEN05_FIXED:
             raise DescriptorError(f"bits 46-48 of descriptor {value:#018x} are not 0b001")
         if _field(value, 52, 1):
-            raise DescriptorError(f"descriptor {value:#018x} has an absolute leading address, which is not modelled")
+            raise UnsupportedInstruction(
+                f"descriptor {value:#018x} has an absolute leading address, which is not modelled"
+            )
         code = _field(value, 61, 3)
         if code not in _TCGEN05_SWIZZLE:
             raise DescriptorError(f"swizzle code {code} of descriptor {value:#018x} is invalid")
@@ -148,7 +146,7 @@ class OperandLayout:
 
 
 def _linear_k_major(descriptor: SharedDescriptor, rows: int, k_bytes: int) -> Array:
-    """Byte offsets before swizzling: rows in groups of eight, ``stride`` apart; a row of a swizzled tile is one span."""
+    """Byte offsets before swizzling: rows in groups of eight, ``stride`` apart; a row of a swizzled tile is a span."""
     row, chunk = np.arange(rows)[:, None], np.arange(k_bytes // CHUNK_BYTES)[None, :]
     if descriptor.swizzle == Swizzle.NONE:
         pitch, across = CHUNK_BYTES, descriptor.leading
@@ -184,7 +182,7 @@ def _swizzle_from(address: Array, swizzle: Swizzle, base_offset: int) -> Array:
 def _layout(descriptor: SharedDescriptor, major: Major, rows: int, k: int, element_bytes: int) -> OperandLayout:
     """Layout for a descriptor whose start is reduced modulo the swizzle period."""
     if descriptor.swizzle == Swizzle.B128_ATOM_32B:
-        raise DescriptorError("128-byte swizzling with 32-byte atoms is not modelled for operands")
+        raise UnsupportedInstruction("128-byte swizzling with 32-byte atoms is not modelled for operands")
     if descriptor.swizzle == Swizzle.NONE and descriptor.base_offset:
         raise DescriptorError("a base offset means nothing without swizzling")
     if major == Major.K:
@@ -225,15 +223,16 @@ def operand_layout(
 def operand_chunks(
     descriptor: SharedDescriptor, major: Major, rows: int, k: int = K_STEP, element_bytes: int = 2, *, shared_bytes: int
 ) -> Array:
-    """Chunk numbers of the operand within shared memory (byte address / 16), for read checks; see :class:`OperandLayout`.
+    """Chunk numbers of the operand within shared memory (byte address / 16), for read checks; see
+    :class:`OperandLayout`.
 
     Raises:
-        DescriptorError: part of the operand lies outside the ``shared_bytes`` of the CTA.
+        OutOfBounds: part of the operand lies outside the ``shared_bytes`` of the CTA.
     """
     layout = operand_layout(descriptor, major, rows, k, element_bytes)
     first = descriptor.start // CHUNK_BYTES
     if first + layout.lowest < 0 or (first + layout.highest + 1) * CHUNK_BYTES > shared_bytes:
-        raise DescriptorError(
+        raise OutOfBounds(
             f"a {rows} x {k} {Major(major).name}-major operand at {descriptor.start:#x} (LBO {descriptor.leading}, SBO "
             f"{descriptor.stride}, {descriptor.swizzle.name}) spans {(first + layout.lowest) * CHUNK_BYTES:#x} to "
             f"{(first + layout.highest + 1) * CHUNK_BYTES:#x}, outside the {shared_bytes:#x} bytes of shared memory"
@@ -293,7 +292,9 @@ class InstructionDescriptor:
                     f"bits {low}-{low + bits - 1} of instruction descriptor {value:#010x} must be zero"
                 )
         if _field(value, _SPARSE_BIT, 1) or _field(value, _SATURATE_BIT, 1):
-            raise DescriptorError(f"instruction descriptor {value:#010x}: sparsity and saturation are not modelled")
+            raise UnsupportedInstruction(
+                f"instruction descriptor {value:#010x}: sparsity and saturation are not modelled"
+            )
         types = (
             _D_TYPES.get(_field(value, 4, 2)),
             _AB_TYPES.get(_field(value, 7, 3)),
@@ -337,7 +338,7 @@ def _code(types: dict[int, str], name: str) -> int:
 
 
 def check_mma_shape(m: int, n: int, cta_group: int) -> None:
-    """``tcgen05.mma.kind::f16``, dense, no .ws: one CTA has M 64 or 128 and N in steps of 8, two have 128 or 256 and 16."""
+    """``tcgen05.mma.kind::f16``, dense, no .ws: M is 64 or 128, N a multiple of 8; for two CTAs 128 or 256, and 16."""
     rows, step = {1: ((64, 128), 8), 2: ((128, 256), 16)}[cta_group]
     if m not in rows or n % step or not step <= n <= 256:
         raise DescriptorError(f"M={m}, N={n} is no shape of kind::f16 with cta_group::{cta_group}")
@@ -357,10 +358,10 @@ def check_wgmma_shape(n: int) -> None:
 class Accumulation(Enum):
     """When the accumulator is rounded to FP32.
 
-    STEPWISE rounds after every K = 16 step: the products of a step and the accumulator are summed in float64 (exact unless
-    their exponents span more than 53 bits) and rounded once. BATCHED sums all steps of a call in float64 and rounds once.
-    The two are bit-equal wherever every partial sum is exact in FP32, e.g. on small integers. The order and width of
-    the additions inside a tensor core are not specified; neither mode claims to be them.
+    STEPWISE rounds after every K = 16 step: the products of a step and the accumulator are summed in float64 (exact
+    unless their exponents span more than 53 bits) and rounded once. BATCHED sums all steps of a call in float64 and
+    rounds once. The two are bit-equal wherever every partial sum is exact in FP32, e.g. on small integers. The order
+    and width of the additions inside a tensor core are not specified; neither mode claims to be them.
     """
 
     STEPWISE = "stepwise"
@@ -399,77 +400,77 @@ def multiply_accumulate(
 # ---------------------------------------------------------------------------------------------------------------------
 # Register fragments
 # ---------------------------------------------------------------------------------------------------------------------
-# Thread t = 32 * warp + 4 * g + q (g = 0..7, q = 0..3) holds elements in pairs e = 0, 1: rows 16 * warp + 8 * h + g,
-# columns 8 * block + 2 * q + e. Register order is block, then h, then e; a pair of 16-bit elements is one register.
-
-
-def _fragment_to_rows(fragment: Array) -> Array:
-    """``[threads, registers]`` elements to ``[threads / 2, registers * 2]``."""
-    warps, blocks = fragment.shape[0] // WARP, fragment.shape[1] // 4
-    parts = fragment.reshape(warps, 8, 4, blocks, 2, 2)
-    return parts.transpose(0, 4, 1, 3, 2, 5).reshape(warps * 16, blocks * 8)
-
-
-def _rows_to_fragment(matrix: Array) -> Array:
-    """The inverse of :func:`_fragment_to_rows`."""
-    warps, blocks = matrix.shape[0] // 16, matrix.shape[1] // 8
-    parts = matrix.reshape(warps, 2, 8, blocks, 4, 2)
-    return parts.transpose(0, 2, 4, 3, 1, 5).reshape(warps * WARP, blocks * 4)
+# A fragment is ``[registers, threads]``. Thread t = 32 * warp + 4 * g + q (g = 0..7, q = 0..3) holds elements in pairs
+# e = 0, 1: rows 16 * warp + 8 * h + g, columns 8 * block + 2 * q + e. Registers are ordered by block, then h, then e;
+# the two 16-bit elements of a pair share one.
 
 
 def accumulator_from_fragment(fragment: Array) -> Array:
-    """D of ``wgmma.m64nNk16`` (``[128, N / 2]`` registers to ``[64, N]``) and of ``mma.m16n8`` (``[32, 4]`` to ``[16, 8]``)."""
-    return _fragment_to_rows(np.asarray(fragment))
+    """D of ``wgmma.m64nNk16``, ``[N / 2, 128]`` to ``[64, N]``; of ``mma.m16n8k16``, ``[4, 32]`` to ``[16, 8]``."""
+    blocks, warps = fragment.shape[0] // 4, fragment.shape[1] // WARP
+    parts = fragment.reshape(blocks, 2, 2, warps, 8, 4)
+    return parts.transpose(3, 1, 4, 0, 5, 2).reshape(warps * 16, blocks * 8)
 
 
 def accumulator_to_fragment(matrix: Array) -> Array:
     """The inverse of :func:`accumulator_from_fragment`."""
-    return _rows_to_fragment(np.asarray(matrix))
+    warps, blocks = matrix.shape[0] // 16, matrix.shape[1] // 8
+    parts = matrix.reshape(warps, 2, 8, blocks, 4, 2)
+    return parts.transpose(3, 1, 5, 0, 2, 4).reshape(blocks * 4, warps * WARP)
+
+
+def _split_pairs(fragment: Array) -> Array:
+    """Registers of two 16-bit elements as two rows each."""
+    fragment = np.asarray(fragment, np.uint32)
+    halves = np.stack((fragment & np.uint32(0xFFFF), fragment >> np.uint32(16)), axis=1)
+    return halves.reshape(-1, fragment.shape[1]).astype(np.uint16)
+
+
+def _join_pairs(elements: Array) -> Array:
+    """The inverse of :func:`_split_pairs`."""
+    return elements[1::2].astype(np.uint32) << np.uint32(16) | elements[::2]
 
 
 def a_from_fragment(fragment: Array) -> Array:
-    """Register A of K = 16: ``[threads, 4]`` uint32 to ``[threads / 2, 16]`` 16-bit patterns.
+    """Register A of K = 16: ``[4, threads]`` uint32 to ``[threads / 2, 16]`` 16-bit patterns.
 
     128 threads for wgmma (64 rows), 32 for ``mma.m16n8k16`` (16 rows).
     """
-    return _fragment_to_rows(np.ascontiguousarray(fragment, np.uint32).view(np.uint16))
+    return accumulator_from_fragment(_split_pairs(fragment))
 
 
 def a_to_fragment(matrix: Array) -> Array:
     """The inverse of :func:`a_from_fragment`."""
-    return np.ascontiguousarray(_rows_to_fragment(np.asarray(matrix, np.uint16))).view(np.uint32)
+    return _join_pairs(accumulator_to_fragment(np.asarray(matrix, np.uint16)))
 
 
 def b_from_fragment(fragment: Array) -> Array:
-    """Register B of ``mma.m16n8k16``: ``[32, 2]`` uint32 to ``[8, 16]`` (N by K).
+    """Register B of ``mma.m16n8k16``: ``[2, 32]`` uint32 to ``[8, 16]`` (N by K).
 
     Thread 4 * n + q holds column n; register i elements k = 8 * i + 2 * q + e.
     """
-    parts = np.ascontiguousarray(fragment, np.uint32).view(np.uint16).reshape(8, 4, 2, 2)
-    return parts.transpose(0, 2, 1, 3).reshape(8, 16)
+    return _split_pairs(fragment).reshape(2, 2, 8, 4).transpose(2, 0, 3, 1).reshape(8, 16)
 
 
 def b_to_fragment(matrix: Array) -> Array:
     """The inverse of :func:`b_from_fragment`."""
-    parts = np.asarray(matrix, np.uint16).reshape(8, 2, 4, 2).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(parts).reshape(WARP, 4).view(np.uint32)
+    parts = np.asarray(matrix, np.uint16).reshape(8, 2, 4, 2).transpose(1, 3, 0, 2)
+    return _join_pairs(parts.reshape(4, WARP))
 
 
 def matrices_to_fragment(matrices: Array, transpose: bool = False) -> Array:
-    """``ldmatrix.m8n8{.trans}.b16``: ``[count, 8, 8]`` 16-bit elements to ``[32, count]`` uint32.
+    """``ldmatrix.m8n8{.trans}.b16``: ``[count, 8, 8]`` 16-bit elements to ``[count, 32]`` uint32.
 
-    Row r of matrix j is the 16 bytes at the address of thread 8 * j + r. Thread 4 * g + q gets elements 2q, 2q + 1 of row g,
-    with ``transpose`` of column g.
+    Row r of matrix j is the 16 bytes at the address of thread 8 * j + r. Thread 4 * g + q gets elements 2q and 2q + 1
+    of row g, with ``transpose`` of column g.
     """
     matrices = np.asarray(matrices, np.uint16)
     if transpose:
         matrices = matrices.swapaxes(1, 2)
-    pairs = np.ascontiguousarray(matrices).reshape(-1, WARP, 2).view(np.uint32)[..., 0]
-    return pairs.T
+    return np.ascontiguousarray(matrices).reshape(-1, 2 * WARP).view(np.uint32)
 
 
 def fragment_to_matrices(fragment: Array, transpose: bool = False) -> Array:
     """``stmatrix.m8n8{.trans}.b16``: the inverse of :func:`matrices_to_fragment`."""
-    pairs = np.ascontiguousarray(np.asarray(fragment, np.uint32).T)
-    matrices = pairs.view(np.uint16).reshape(-1, 8, 8)
+    matrices = np.ascontiguousarray(fragment, np.uint32).view(np.uint16).reshape(-1, 8, 8)
     return matrices.swapaxes(1, 2) if transpose else matrices

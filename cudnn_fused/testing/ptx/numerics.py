@@ -11,261 +11,122 @@ PTX type              array
 ``f16``, ``bf16``     ``uint16`` bit patterns
 ``f16x2``, ``bf16x2`` ``uint32``, element 0 in the low half
 ``f32x2``             ``uint64``, element 0 in the low half
-``s8`` … ``u64``      the NumPy integer type of that name
+``s8`` to ``u64``     the NumPy integer type of that name
 ====================  =====================================================
 
-Shapes are free and broadcast. Rounding modes are PTX's names without the dot: ``rn``, ``rz``, ``rm``, ``rp``.
-An unknown type, mode or modifier raises ``ValueError``: nothing is guessed.
+Shapes are free and broadcast. Rounding modes are PTX's names without the dot: ``rn``, ``rz``, ``rm``, ``rp``. A type,
+mode or modifier that an instruction does not have raises :class:`~.errors.UnsupportedInstruction`: nothing is
+guessed.
 
-How one rounding is achieved: operands of 32 bits and fewer widen exactly to float64, where a product of two is exact and a
-sum's error is found by TwoSum. The float64 result is then *rounded to odd*: if inexact, its last bit is set. Any later
-rounding to a format with at least two bits less, in any mode, gives what rounding the exact value would have given.
-
-NaN results of f32 are the canonical 0x7fffffff and of f16 and bf16 0x7fff, as the ISA's hardware produces them. Subnormals
-are kept unless ``ftz`` is given; ``ftz`` flushes inputs and the rounded result to zero of the same sign.
+NaN results of f32 are the canonical 0x7fffffff and of f16 and bf16 0x7fff. Subnormals are kept unless ``ftz`` is
+given; ``ftz`` flushes inputs and the rounded result to zero of the same sign. The ``.approx`` functions
+(``ex2_approx`` and so on) come from :mod:`.approximations`, which says what they model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import wraps
 from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from .approximations import (
+    cos_approx,
+    div_approx,
+    div_full,
+    ex2_approx,
+    lg2_approx,
+    perturbed_approximations,
+    rcp_approx,
+    rsqrt_approx,
+    sin_approx,
+    sqrt_approx,
+    tanh_approx,
+)
+from .errors import UnsupportedInstruction
+from .rounding import (
+    F32_CANONICAL_NAN,
+    F32_MIN_NORMAL,
+    HALF_CANONICAL_NAN,
+    PACKED_ELEMENT,
+    Array,
+    bf16_to_f32,
+    check_rounding,
+    direct,
+    f16_to_f32,
+    finish_f32,
+    finish_half,
+    flush_f32,
+    has_nan,
+    ieee_arithmetic,
+    pack,
+    pack_bf16,
+    quiet,
+    round_to_f32,
+    round_to_half,
+    sum_to_odd,
+    unpack,
+    widen,
+)
 
-ROUNDING_MODES = ("rn", "rz", "rm", "rp")
-INTEGER_ROUNDING_MODES = ("rni", "rzi", "rmi", "rpi")
+__all__ = [
+    "absolute",
+    "add",
+    "add_mixed",
+    "bf16_to_f32",
+    "cos_approx",
+    "cvt",
+    "cvt_pack",
+    "div",
+    "div_approx",
+    "div_full",
+    "ex2_approx",
+    "f16_to_f32",
+    "flush_f32",
+    "fma",
+    "fma_mixed",
+    "ieee_arithmetic",
+    "lg2_approx",
+    "maximum",
+    "minimum",
+    "mul",
+    "neg",
+    "pack",
+    "perturbed_approximations",
+    "rcp",
+    "rcp_approx",
+    "round_to_f32",
+    "round_to_half",
+    "rsqrt_approx",
+    "sin_approx",
+    "sqrt",
+    "sqrt_approx",
+    "sub",
+    "sub_mixed",
+    "tanh_approx",
+    "unpack",
+    "widen",
+]
 
-F32_CANONICAL_NAN = np.uint32(0x7FFFFFFF)
-HALF_CANONICAL_NAN = np.uint16(0x7FFF)
-F32_MIN_NORMAL = np.float32(2.0**-126)
-F16_MIN_NORMAL_BITS = 0x0400
-BF16_MIN_NORMAL_BITS = 0x0080
-
-_F32_NAN = F32_CANONICAL_NAN.view(np.float32)
-_F32_TIE_MASK = np.uint64(0x1FFFFFFF)  # the 29 bits of a float64 significand that a float32 lacks
-_F32_TIE = np.uint64(0x10000000)
-
-_PACKED_ELEMENT = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32"}
-_ELEMENT_STORAGE = {"f16": np.uint16, "bf16": np.uint16, "f32": np.float32}
-_PACKED_STORAGE = {"f16x2": np.uint32, "bf16x2": np.uint32, "f32x2": np.uint64}
-_HALF_ONE_BITS = {"f16": 0x3C00, "bf16": 0x3F80}
-_HALF_INF_BITS = {"f16": 0x7C00, "bf16": 0x7F80}
-_HALF_MIN_NORMAL_BITS = {"f16": F16_MIN_NORMAL_BITS, "bf16": BF16_MIN_NORMAL_BITS}
+INTEGER_ROUNDINGS: dict[str, Callable[[Array], Array]] = {
+    "rni": np.rint,
+    "rzi": np.trunc,
+    "rmi": np.floor,
+    "rpi": np.ceil,
+}
 _INTEGER_TYPES = {
     f"{sign}{bits}": np.dtype(f"{name}{bits}")
     for sign, name in (("s", "int"), ("u", "uint"))
     for bits in (8, 16, 32, 64)
 }
-
-
-def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Overflow, underflow and invalid operations are results here, not accidents."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with np.errstate(all="ignore"):
-            return function(*args, **kwargs)
-
-    return call
-
-
-def _check_rounding(rnd: str) -> None:
-    if rnd not in ROUNDING_MODES:
-        raise ValueError(f"unknown rounding mode {rnd!r}; PTX has {', '.join(ROUNDING_MODES)}")
+_TIE_MASK = np.uint64(0x1FFFFFFF)  # the 29 bits of a float64 significand that a float32 lacks
+_TIE = np.uint64(0x10000000)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Widening and rounding
+# add, sub, mul, fma of f32
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def bf16_to_f32(bits: Array) -> Array:
-    """Exact: a bf16 is the upper half of the f32 of the same value (NaN payloads are kept)."""
-    return (np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def f16_to_f32(bits: Array) -> Array:
-    """Exact."""
-    return np.asarray(bits, np.uint16).view(np.float16).astype(np.float32)
-
-
-def widen(a: Array, dtype: str) -> Array:
-    """The exact float32 (for ``f64``: float64) value of an unpacked floating-point register."""
-    if dtype == "bf16":
-        return bf16_to_f32(a)
-    if dtype == "f16":
-        return f16_to_f32(a)
-    if dtype == "f32":
-        return np.asarray(a, np.float32)
-    if dtype == "f64":
-        return np.asarray(a, np.float64)
-    raise ValueError(f"no floating-point type {dtype!r}")
-
-
-def _set_odd(nearest: Array, error: Array, bits: type) -> Array:
-    """Turn round-to-nearest results into round-to-odd ones, given the sign of what the rounding lost.
-
-    ``nearest`` is inexact where ``error`` is not 0. If its last bit is clear, the exact value lies between it and the
-    neighbour on the side of ``error``; that neighbour is odd. Overflow (nearest inf, error of the other sign) lands on the
-    largest finite number, whose last bit is set, and an infinite operand (error NaN) is left alone.
-    """
-    raw = nearest.view(bits)
-    move = (error != 0) & ~np.isnan(error) & ((raw & bits(1)) == 0)
-    if not move.any():
-        return nearest
-    away = (error > 0) == (nearest > 0)
-    return np.where(move, np.where(away, raw + bits(1), raw - bits(1)), raw).view(nearest.dtype)
-
-
-def _sum_to_odd(a: Array, b: Array) -> Array:
-    """``a + b`` in float64, rounded to odd (Knuth's TwoSum gives the error exactly)."""
-    total = a + b
-    b_part = total - a
-    return _set_odd(total, (a - (total - b_part)) + (b - b_part), np.uint64)
-
-
-def _f64_to_f32_odd(x: Array) -> Array:
-    nearest = x.astype(np.float32)
-    return _set_odd(nearest, x - nearest, np.uint32)
-
-
-def _direct(nearest: Array, exact: Array, rnd: str) -> Array:
-    """Correct a round-to-nearest result to a directed mode; ``exact`` is float64 and compares like the exact value."""
-    if rnd == "rn":
-        return nearest
-    value = nearest.astype(np.float64)
-    zero, inf = nearest.dtype.type(0), nearest.dtype.type(np.inf)
-    if rnd == "rz":
-        return np.where(np.abs(value) > np.abs(exact), np.nextafter(nearest, zero), nearest)
-    if rnd == "rm":
-        return np.where(value > exact, np.nextafter(nearest, -inf), nearest)
-    return np.where(value < exact, np.nextafter(nearest, inf), nearest)
-
-
-def flush_f32(x: Array) -> Array:
-    """Subnormals to zero of the same sign."""
-    x = np.asarray(x, np.float32)
-    small = np.abs(x) < F32_MIN_NORMAL
-    return np.where(small, np.copysign(np.float32(0), x), x) if small.any() else x
-
-
-def canonical_f32(x: Array) -> Array:
-    """Every NaN becomes 0x7fffffff."""
-    nan = np.isnan(x)
-    return np.where(nan, _F32_NAN, x) if nan.any() else x
-
-
-def _saturate_f32(x: Array) -> Array:
-    """Clamp to [+0, 1], NaN to +0."""
-    return np.where(x > 0, np.minimum(x, np.float32(1)), np.float32(0))
-
-
-def _finish_f32(x: Array, ftz: bool, sat: bool) -> Array:
-    if ftz:
-        x = flush_f32(x)
-    return _saturate_f32(x) if sat else canonical_f32(x)
-
-
-@_quiet
-def round_to_f32(x: Array, rnd: str = "rn", *, ftz: bool = False, sat: bool = False) -> Array:
-    """Round float64 values (exact, or rounded to odd) to float32."""
-    _check_rounding(rnd)
-    x = np.asarray(x, np.float64)
-    return _finish_f32(_direct(x.astype(np.float32), x, rnd), ftz, sat)
-
-
-def _f32_to_bf16_bits(x: Array, rnd: str) -> Array:
-    """Round float32 (exact, or rounded to odd) to bf16 bits: drop 16 bits of the pattern, with a carry by mode."""
-    raw = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    high = raw >> np.uint32(16)
-    if rnd == "rn":
-        high = (raw + np.uint32(0x7FFF) + (high & np.uint32(1))) >> np.uint32(16)
-    elif rnd != "rz":
-        towards = (raw >> np.uint32(31)) == np.uint32(rnd == "rm")
-        high = high + (towards & ((raw & np.uint32(0xFFFF)) != 0))
-    nan = np.isnan(x)
-    return np.where(nan, HALF_CANONICAL_NAN, high.astype(np.uint16)) if nan.any() else high.astype(np.uint16)
-
-
-def _f32_to_f16_bits(x: Array, rnd: str) -> Array:
-    x = np.asarray(x, np.float32)
-    rounded = _direct(x.astype(np.float16), x.astype(np.float64), rnd)
-    return np.where(np.isnan(x), HALF_CANONICAL_NAN, np.ascontiguousarray(rounded).view(np.uint16))
-
-
-def _finish_half(bits: Array, dtype: str, *, ftz: bool, sat: bool, relu: bool, satfinite: bool = False) -> Array:
-    """The modifiers of f16 and bf16 results, on the bit patterns."""
-    magnitude = bits & np.uint16(0x7FFF)
-    negative = bits != magnitude
-    nan = magnitude > _HALF_INF_BITS[dtype]
-    if ftz:
-        bits = np.where(magnitude < _HALF_MIN_NORMAL_BITS[dtype], bits & np.uint16(0x8000), bits)
-    if satfinite:
-        limit = np.uint16(_HALF_INF_BITS[dtype] - 1)
-        bits = np.where((magnitude > limit) & ~nan, limit | (bits & np.uint16(0x8000)), bits)
-    if relu:
-        bits = np.where(negative & ~nan, np.uint16(0), bits)
-    if sat:
-        one = np.uint16(_HALF_ONE_BITS[dtype])
-        bits = np.where(negative | nan, np.uint16(0), np.minimum(bits, one))
-    return bits
-
-
-@_quiet
-def round_to_half(
-    x: Array,
-    dtype: str,
-    rnd: str = "rn",
-    *,
-    ftz: bool = False,
-    sat: bool = False,
-    relu: bool = False,
-    satfinite: bool = False,
-) -> Array:
-    """Round float64 or float32 values (exact, or rounded to odd) to ``f16`` or ``bf16`` bit patterns (uint16).
-
-    ``relu`` turns negative results (and -0) into +0 and keeps NaN; ``sat`` clamps to [+0, 1] and turns NaN into +0;
-    ``satfinite`` replaces infinity by the largest finite number of that sign.
-    """
-    _check_rounding(rnd)
-    x = np.asarray(x)
-    single = _f64_to_f32_odd(x) if x.dtype == np.float64 else x
-    if dtype == "bf16":
-        bits = _f32_to_bf16_bits(single, rnd)
-    elif dtype == "f16":
-        bits = _f32_to_f16_bits(single, rnd)
-    else:
-        raise ValueError(f"{dtype!r} is not a 16-bit floating-point type")
-    if ftz or sat or relu or satfinite:
-        bits = _finish_half(bits, dtype, ftz=ftz, sat=sat, relu=relu, satfinite=satfinite)
-    return bits
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# add, sub, mul, fma
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def pack_halves(high: Array, low: Array) -> Array:
-    """Two uint16 arrays as one uint32 array."""
-    return (np.asarray(high).astype(np.uint32) << np.uint32(16)) | np.asarray(low).astype(np.uint32)
-
-
-def unpack(a: Array, dtype: str) -> Array:
-    """The elements of a packed register array along a new last axis, element 0 (the low half) first."""
-    a = np.asarray(a, _PACKED_STORAGE[dtype])
-    return np.ascontiguousarray(a)[..., None].view(_ELEMENT_STORAGE[_PACKED_ELEMENT[dtype]])
-
-
-def pack(elements: Array, dtype: str) -> Array:
-    """The inverse of :func:`unpack`."""
-    storage = _ELEMENT_STORAGE[_PACKED_ELEMENT[dtype]]
-    return np.ascontiguousarray(elements, storage).view(_PACKED_STORAGE[dtype])[..., 0]
 
 
 def _exact_zero_sum(total: Array, a: Array, b: Array, rnd: str) -> Array:
@@ -279,146 +140,157 @@ def _add_f32(a: Array, b: Array, rnd: str) -> Array:
     if rnd == "rn":
         return a + b
     a, b = a.astype(np.float64), b.astype(np.float64)
-    exact = _exact_zero_sum(_sum_to_odd(a, b), a, b, rnd)
-    return _direct(exact.astype(np.float32), exact, rnd)
+    exact = _exact_zero_sum(sum_to_odd(a, b), a, b, rnd)
+    return direct(exact.astype(np.float32), exact, rnd)
 
 
 def _mul_f32(a: Array, b: Array, rnd: str) -> Array:
     if rnd == "rn":
         return a * b
     exact = a.astype(np.float64) * b.astype(np.float64)
-    return _direct(exact.astype(np.float32), exact, rnd)
+    return direct(exact.astype(np.float32), exact, rnd)
 
 
 def _fma_to_odd(a: Array, b: Array, c: Array, rnd: str) -> Array:
     """``a * b + c`` of values that were widened from 32 bits or fewer: the product is exact in float64."""
     product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    return _exact_zero_sum(_sum_to_odd(product, c), product, c, rnd)
+    return _exact_zero_sum(sum_to_odd(product, c), product, c, rnd)
 
 
 def _fma_f32(a: Array, b: Array, c: Array, rnd: str) -> Array:
     if rnd == "rn":
         # Rounding twice errs only where the float64 sum sits on a tie of float32, or in float32's subnormal range.
         total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
-        risky = ((total.view(np.uint64) & _F32_TIE_MASK) == _F32_TIE) | (np.abs(total) < F32_MIN_NORMAL)
-        if not risky.any():
+        on_tie = (total.view(np.uint64) & _TIE_MASK) == _TIE
+        if not np.count_nonzero(on_tie | (np.abs(total) < F32_MIN_NORMAL)):
             return total.astype(np.float32)
     exact = _fma_to_odd(a, b, c, rnd)
-    return _direct(exact.astype(np.float32), exact, rnd)
+    return direct(exact.astype(np.float32), exact, rnd)
 
 
 _F32_OPERATIONS: dict[str, Callable[..., Array]] = {"add": _add_f32, "mul": _mul_f32, "fma": _fma_f32}
 
 
-def _fraction_result(op: str, values: tuple[float, ...]) -> Fraction:
-    a, b, *rest = (Fraction(v) for v in values)
-    if op == "add":
-        return a + b
-    if op == "mul":
-        return a * b
-    return a * b + rest[0] if op == "fma" else a / b
+def _operation_f32(op: str, operands: tuple[Array, ...], rnd: str, ftz: bool, sat: bool) -> Array:
+    values = tuple(map(flush_f32, operands)) if ftz else tuple(np.asarray(v, np.float32) for v in operands)
+    return finish_f32(_F32_OPERATIONS[op](*values, rnd), ftz, sat)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# f64: native where the processor rounds as asked, else one rational number per element (slow, and rare in kernels)
+# ---------------------------------------------------------------------------------------------------------------------
+
+_NATIVE: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "mul": lambda a, b: a * b,
+    "fma": lambda a, b, c: a * b + c,
+    "div": lambda a, b: a / b,
+}
 
 
 def _fraction_to_f64(exact: Fraction, rnd: str) -> float:
     """Round a non-zero rational to float64."""
+    sign = 1.0 if exact > 0 else -1.0
     try:
         nearest = float(exact)
     except OverflowError:
-        nearest = float("inf") if exact > 0 else float("-inf")
-    if not np.isinf(nearest):
-        below, above = Fraction(nearest) < exact, Fraction(nearest) > exact
+        nearest = sign * np.inf
+    if np.isinf(nearest):
+        above, below = sign > 0, sign < 0
     else:
-        below, above = exact > 0 > nearest, nearest > 0
-        above, below = nearest > 0, nearest < 0
-    if nearest == 0:
-        nearest = np.copysign(0.0, 1.0 if exact > 0 else -1.0)
-    if (rnd == "rz" and (above if exact > 0 else below)) or (rnd == "rm" and above) or (rnd == "rp" and below):
-        target = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}[rnd]
-        return float(np.nextafter(nearest, target))
-    return float(nearest)
+        above, below = Fraction(nearest) > exact, Fraction(nearest) < exact
+    nearest = float(np.copysign(nearest, sign))
+    if rnd == "rz" and (above if sign > 0 else below):
+        return float(np.nextafter(nearest, 0.0))
+    if rnd == "rm" and above:
+        return float(np.nextafter(nearest, -np.inf))
+    return float(np.nextafter(nearest, np.inf)) if rnd == "rp" and below else nearest
 
 
-def _native_f64(op: str, values: tuple[Array, ...]) -> Array:
-    if op == "add":
-        return values[0] + values[1]
-    if op == "mul":
-        return values[0] * values[1]
-    return values[0] * values[1] + values[2] if op == "fma" else values[0] / values[1]
+def _zero_sum_f64(a: float, b: float, rnd: str) -> float:
+    """The sign of an exact zero; see :func:`_exact_zero_sum`."""
+    if a == b == 0 and np.signbit(a) == np.signbit(b):
+        return a
+    return -0.0 if rnd == "rm" else 0.0
 
 
-def _f64_operation(op: str, values: tuple[Array, ...], rnd: str) -> Array:
-    """f64 arithmetic: native where the processor rounds as asked, else one rational number per element (slow, rare)."""
-    values = tuple(np.broadcast_arrays(*(np.asarray(v, np.float64) for v in values)))
-    result = np.array(_native_f64(op, values), np.float64)
+def _operation_f64(op: str, operands: tuple[Array, ...], rnd: str) -> Array:
+    values = tuple(np.broadcast_arrays(*(np.asarray(v, np.float64) for v in operands)))
+    result = np.array(_NATIVE[op](*values))
     if rnd == "rn" and op != "fma":
         return result
     finite = np.logical_and.reduce([np.isfinite(v) for v in values])
     if op == "div":
         finite &= values[1] != 0
-    for index in zip(*np.nonzero(finite), strict=True):
-        operands = tuple(float(v[index]) for v in values)
-        exact = _fraction_result(op, operands)
-        if exact != 0:
-            result[index] = _fraction_to_f64(exact, rnd)
+    for index in np.argwhere(finite):
+        where = tuple(index)
+        numbers = tuple(float(v[where]) for v in values)
+        exact = _NATIVE[op](*map(Fraction, numbers))
+        if exact:
+            result[where] = _fraction_to_f64(exact, rnd)
         elif op in ("add", "fma"):
-            addends = operands if op == "add" else (float(operands[0] * operands[1]), operands[2])
-            keeps_sign = addends[0] == addends[1] == 0 and np.signbit(addends[0]) == np.signbit(addends[1])
-            zero = addends[0] if keeps_sign else (-0.0 if rnd == "rm" else 0.0)
-            result[index] = zero
+            first = numbers[0] if op == "add" else numbers[0] * numbers[1]
+            result[where] = _zero_sum_f64(first, numbers[-1], rnd)
     return result
 
 
-def _half_exact(op: str, values: tuple[Array, ...], rnd: str) -> Array:
-    wide = [v.astype(np.float64) for v in values]
-    if op == "add":
-        return _exact_zero_sum(_sum_to_odd(*wide), *wide, rnd)
-    return wide[0] * wide[1] if op == "mul" else _fma_to_odd(*wide, rnd)
+# ---------------------------------------------------------------------------------------------------------------------
+# f16, bf16, and the dispatch by type
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _flush_half(bits: Array, dtype: str) -> Array:
-    return _finish_half(np.asarray(bits, np.uint16), dtype, ftz=True, sat=False, relu=False)
+    return finish_half(np.asarray(bits, np.uint16), dtype, ftz=True)
 
 
-@_quiet
-def _arithmetic(op: str, operands: tuple[Array, ...], dtype: str, rnd: str, ftz: bool, sat: bool, relu: bool) -> Array:
-    _check_rounding(rnd)
-    if dtype in _PACKED_ELEMENT:
-        elements = tuple(unpack(v, dtype) for v in operands)
-        return pack(_arithmetic(op, elements, _PACKED_ELEMENT[dtype], rnd, ftz, sat, relu), dtype)
-    if dtype == "f32":
-        if relu:
-            raise ValueError("f32 arithmetic has no .relu")
-        values = tuple(np.asarray(v, np.float32) for v in operands)
-        if ftz:
-            values = tuple(flush_f32(v) for v in values)
-        return _finish_f32(_F32_OPERATIONS[op](*values, rnd), ftz, sat)
-    if dtype == "f64":
-        if ftz or sat or relu:
-            raise ValueError("f64 arithmetic has no .ftz, .sat or .relu")
-        return _f64_operation(op, operands, rnd)
-    if dtype not in ("f16", "bf16"):
-        raise ValueError(f"no floating-point arithmetic on {dtype!r}")
+def _half_to_odd(op: str, values: tuple[Array, ...], rnd: str) -> Array:
+    if op == "fma":
+        return _fma_to_odd(*values, rnd)
+    a, b = (v.astype(np.float64) for v in values)
+    return a * b if op == "mul" else _exact_zero_sum(sum_to_odd(a, b), a, b, rnd)
+
+
+def _operation_half(
+    op: str, operands: tuple[Array, ...], dtype: str, rnd: str, ftz: bool, sat: bool, relu: bool
+) -> Array:
     if dtype == "bf16" and (ftz or sat):
-        raise ValueError("bf16 arithmetic has no .ftz or .sat")
+        raise UnsupportedInstruction("bf16 arithmetic has no .ftz or .sat")
     if ftz:
         operands = tuple(_flush_half(v, dtype) for v in operands)
-    exact = _half_exact(op, tuple(widen(v, dtype) for v in operands), rnd)
+    exact = _half_to_odd(op, tuple(widen(v, dtype) for v in operands), rnd)
     return round_to_half(exact, dtype, rnd, ftz=ftz, sat=sat, relu=relu)
+
+
+@quiet
+def _arithmetic(
+    op: str, operands: tuple[Array, ...], dtype: str, rnd: str, ftz: bool, sat: bool, relu: bool = False
+) -> Array:
+    check_rounding(rnd)
+    if dtype in PACKED_ELEMENT:
+        elements = tuple(unpack(v, dtype) for v in operands)
+        return pack(_arithmetic(op, elements, PACKED_ELEMENT[dtype], rnd, ftz, sat, relu), dtype)
+    if dtype in ("f16", "bf16"):
+        return _operation_half(op, operands, dtype, rnd, ftz, sat, relu)
+    if dtype == "f32" and not relu:
+        return _operation_f32(op, operands, rnd, ftz, sat)
+    if dtype == "f64" and not (ftz or sat or relu):
+        return _operation_f64(op, operands, rnd)
+    raise UnsupportedInstruction(f"{op} with these modifiers is not defined on {dtype!r}")
 
 
 def add(a: Array, b: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False, sat: bool = False) -> Array:
     """``add.rnd{.ftz}{.sat}.dtype``."""
-    return _arithmetic("add", (a, b), dtype, rnd, ftz, sat, False)
+    return _arithmetic("add", (a, b), dtype, rnd, ftz, sat)
 
 
 def sub(a: Array, b: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False, sat: bool = False) -> Array:
     """``sub.rnd{.ftz}{.sat}.dtype``: ``a + (-b)``."""
-    return _arithmetic("add", (a, neg(b, dtype)), dtype, rnd, ftz, sat, False)
+    return _arithmetic("add", (a, neg(b, dtype)), dtype, rnd, ftz, sat)
 
 
 def mul(a: Array, b: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False, sat: bool = False) -> Array:
     """``mul.rnd{.ftz}{.sat}.dtype``."""
-    return _arithmetic("mul", (a, b), dtype, rnd, ftz, sat, False)
+    return _arithmetic("mul", (a, b), dtype, rnd, ftz, sat)
 
 
 def fma(
@@ -456,103 +328,101 @@ def fma_mixed(a: Array, b: Array, c: Array, atype: str, rnd: str = "rn", *, sat:
 # ---------------------------------------------------------------------------------------------------------------------
 
 _RAW_TYPE = {"f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
+_VALUE_TYPE = {"f16": np.uint16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64}
+_CANONICAL_NAN = {
+    "f16": HALF_CANONICAL_NAN,
+    "bf16": HALF_CANONICAL_NAN,
+    "f32": F32_CANONICAL_NAN,
+    "f64": np.uint64(0x7FF8000000000000),
+}
+_SIGN = {"f16": np.uint16(1 << 15), "bf16": np.uint16(1 << 15), "f32": np.uint32(1 << 31), "f64": np.uint64(1 << 63)}
 
 
 def _raw(a: Array, dtype: str) -> Array:
-    storage = np.uint16 if dtype in ("f16", "bf16") else {"f32": np.float32, "f64": np.float64}[dtype]
-    return np.ascontiguousarray(a, storage).view(_RAW_TYPE[dtype]).reshape(np.shape(a))
-
-
-def _from_raw(raw: Array, dtype: str) -> Array:
-    return raw if dtype in ("f16", "bf16") else raw.view({"f32": np.float32, "f64": np.float64}[dtype])
+    return np.asarray(a, _VALUE_TYPE[dtype]).view(_RAW_TYPE[dtype])
 
 
 def _flush(a: Array, dtype: str) -> Array:
     if dtype == "f32":
         return flush_f32(a)
-    if dtype in ("f16", "bf16"):
+    if dtype == "f16":
         return _flush_half(a, dtype)
-    raise ValueError(f"{dtype} has no .ftz")
+    raise UnsupportedInstruction(f"{dtype} has no .ftz")
 
 
-def _sign_bit(dtype: str) -> Any:
-    raw = _RAW_TYPE[dtype]
-    return raw(1 << (8 * np.dtype(raw).itemsize - 1))
-
-
-def _on_elements(function: Callable[..., Array], operands: tuple[Array, ...], dtype: str, **modifiers: Any) -> Array:
-    if dtype in _PACKED_ELEMENT:
-        return pack(function(*(unpack(v, dtype) for v in operands), _PACKED_ELEMENT[dtype], **modifiers), dtype)
+def _on_elements(function: Callable[..., Array], operands: tuple[Array, ...], dtype: str, *modifiers: bool) -> Array:
+    """Apply a function of unpacked operands and their type to any type."""
+    if dtype in PACKED_ELEMENT:
+        elements = (unpack(v, dtype) for v in operands)
+        return pack(function(*elements, PACKED_ELEMENT[dtype], *modifiers), dtype)
     if dtype not in _RAW_TYPE:
-        raise ValueError(f"no floating-point type {dtype!r}")
-    return function(*operands, dtype, **modifiers)
+        raise UnsupportedInstruction(f"no floating-point type {dtype!r}")
+    return function(*operands, dtype, *modifiers)
 
 
 def _neg_element(a: Array, dtype: str, ftz: bool) -> Array:
-    a = _flush(a, dtype) if ftz else a
-    return _from_raw(_raw(a, dtype) ^ _sign_bit(dtype), dtype)
+    return (_raw(_flush(a, dtype) if ftz else a, dtype) ^ _SIGN[dtype]).view(_VALUE_TYPE[dtype])
 
 
 def _abs_element(a: Array, dtype: str, ftz: bool) -> Array:
-    a = _flush(a, dtype) if ftz else a
-    return _from_raw(_raw(a, dtype) & ~_sign_bit(dtype), dtype)
+    return (_raw(_flush(a, dtype) if ftz else a, dtype) & ~_SIGN[dtype]).view(_VALUE_TYPE[dtype])
 
 
 def neg(a: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
     """``neg{.ftz}.dtype``: flips the sign bit, of NaN too."""
-    return _on_elements(_neg_element, (a,), dtype, ftz=ftz)
+    return _on_elements(_neg_element, (a,), dtype, ftz)
 
 
 def absolute(a: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
     """``abs{.ftz}.dtype``: clears the sign bit, of NaN too."""
-    return _on_elements(_abs_element, (a,), dtype, ftz=ftz)
+    return _on_elements(_abs_element, (a,), dtype, ftz)
 
 
 def _order_key(raw: Array, dtype: str) -> Array:
     """Unsigned keys that sort like the numbers, -0 before +0."""
-    sign = _sign_bit(dtype)
+    sign = _SIGN[dtype]
     return np.where((raw & sign) != 0, ~raw, raw | sign)
 
 
-def _canonical_nan(dtype: str) -> Any:
-    if dtype == "f64":
-        return np.uint64(0x7FF8000000000000)
-    return F32_CANONICAL_NAN if dtype == "f32" else HALF_CANONICAL_NAN
+def _extreme_f32(a: Array, b: Array, largest: bool) -> Array | None:
+    """The common case: no NaN, and no zero whose sign NumPy would not choose as PTX does."""
+    result = np.maximum(a, b) if largest else np.minimum(a, b)
+    return None if has_nan(result) or np.count_nonzero(result) != result.size else result
 
 
-def _extreme_element(a: Array, b: Array, dtype: str, largest: bool, ftz: bool, nan: bool, xorsign_abs: bool) -> Array:
+def _extreme_element(
+    a: Array, b: Array, dtype: str, largest: bool, ftz: bool, propagate_nan: bool, xorsign_abs: bool
+) -> Array:
     if ftz:
         a, b = _flush(a, dtype), _flush(b, dtype)
+    if dtype == "f32" and not xorsign_abs:
+        quick = _extreme_f32(a, b, largest)
+        if quick is not None:
+            return quick
     raw_a, raw_b = np.broadcast_arrays(_raw(a, dtype), _raw(b, dtype))
-    sign = _sign_bit(dtype)
+    sign = _SIGN[dtype]
     nan_a, nan_b = np.isnan(widen(a, dtype)), np.isnan(widen(b, dtype))
     result_sign = (raw_a ^ raw_b) & sign
     if xorsign_abs:
         raw_a, raw_b = raw_a & ~sign, raw_b & ~sign
-    first = _order_key(raw_a, dtype) >= _order_key(raw_b, dtype)
-    result = np.where(first == largest, raw_a, raw_b)
+    a_is_larger = _order_key(raw_a, dtype) >= _order_key(raw_b, dtype)
+    number = np.where(nan_a | (~nan_b & (a_is_larger != largest)), raw_b, raw_a)
     if xorsign_abs:
-        result = result | result_sign
-    if (nan_a | nan_b).any():
-        canonical = _canonical_nan(dtype)
-        if nan:
-            result = np.where(nan_a | nan_b, canonical, result)
-        else:
-            result = np.where(nan_a, np.where(nan_b, canonical, raw_b), np.where(nan_b, raw_a, result))
-    return _from_raw(result, dtype)
+        number = number | result_sign
+    no_number = nan_a | nan_b if propagate_nan else nan_a & nan_b
+    return np.where(no_number, _CANONICAL_NAN[dtype], number).view(_VALUE_TYPE[dtype])
 
 
-def _extreme(operands: tuple[Array, ...], dtype: str, largest: bool, ftz: bool, nan: bool, xorsign_abs: bool) -> Array:
-    if len(operands) < 2 or (xorsign_abs and len(operands) != 2):
-        raise ValueError("min and max take two or three operands, with .xorsign.abs two")
-    modifiers = {"largest": largest, "ftz": ftz, "nan": nan, "xorsign_abs": xorsign_abs}
+def _extreme(operands: tuple[Array, ...], dtype: str, *modifiers: bool) -> Array:
+    if len(operands) < 2:
+        raise UnsupportedInstruction("min and max take two operands or more")
     result = operands[0]
     for operand in operands[1:]:
-        result = _on_elements(_extreme_element, (result, operand), dtype, **modifiers)
+        result = _on_elements(_extreme_element, (result, operand), dtype, *modifiers)
     return result
 
 
-@_quiet
+@quiet
 def minimum(
     *operands: Array, dtype: str = "f32", ftz: bool = False, nan: bool = False, xorsign_abs: bool = False
 ) -> Array:
@@ -564,7 +434,7 @@ def minimum(
     return _extreme(operands, dtype, False, ftz, nan, xorsign_abs)
 
 
-@_quiet
+@quiet
 def maximum(
     *operands: Array, dtype: str = "f32", ftz: bool = False, nan: bool = False, xorsign_abs: bool = False
 ) -> Array:
@@ -575,22 +445,21 @@ def maximum(
 # ---------------------------------------------------------------------------------------------------------------------
 # rcp, sqrt, div with IEEE rounding
 # ---------------------------------------------------------------------------------------------------------------------
-# For 24-bit operands a quotient or root is either a float32 (or a tie between two) exactly, or at least 2**-51 of itself away
-# from every one of them: x/y = m needs x = m*y, an equation between integers of at most 49 bits, and x = m*m one of 50.
-# float64 evaluates both to 2**-53, so its result compares with float32 numbers and ties as the exact value does.
+# A quotient or root of 24-bit operands either is a float32, or a tie between two, or is at least 2**-51 of itself
+# away from all of those: x/y = m needs x = m*y, an equation between integers of at most 49 bits, and x = m*m one of
+# 50. float64 evaluates both to 2**-53, so that its result compares with float32 numbers and ties as the exact value
+# does.
 
 
-@_quiet
+@quiet
 def div(a: Array, b: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False) -> Array:
     """``div.rnd{.ftz}.f32`` and ``div.rnd.f64``, correctly rounded."""
-    _check_rounding(rnd)
+    check_rounding(rnd)
     if dtype == "f64" and not ftz:
-        return _f64_operation("div", (a, b), rnd)
+        return _operation_f64("div", (a, b), rnd)
     if dtype != "f32":
-        raise ValueError(f"no div on {dtype!r}{' with .ftz' if ftz else ''}")
-    a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-    if ftz:
-        a, b = flush_f32(a), flush_f32(b)
+        raise UnsupportedInstruction(f"div.{rnd}{'.ftz' if ftz else ''} is not defined on {dtype!r}")
+    a, b = (flush_f32(v) if ftz else np.asarray(v, np.float32) for v in (a, b))
     return round_to_f32(a.astype(np.float64) / b.astype(np.float64), rnd, ftz=ftz)
 
 
@@ -600,14 +469,14 @@ def rcp(a: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False) -> 
     return div(one, a, dtype, rnd, ftz=ftz)
 
 
-@_quiet
+@quiet
 def sqrt(a: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False) -> Array:
     """``sqrt.rnd{.ftz}.f32`` in every mode and ``sqrt.rn.f64``, correctly rounded; sqrt(-0) is -0."""
-    _check_rounding(rnd)
+    check_rounding(rnd)
     if dtype == "f64" and rnd == "rn" and not ftz:
         return np.sqrt(np.asarray(a, np.float64))
     if dtype != "f32":
-        raise ValueError(f"no sqrt.{rnd} on {dtype!r}{' with .ftz' if ftz else ''}")
+        raise UnsupportedInstruction(f"sqrt.{rnd}{'.ftz' if ftz else ''} is not modelled on {dtype!r}")
     a = flush_f32(a) if ftz else np.asarray(a, np.float32)
     return round_to_f32(np.sqrt(a.astype(np.float64)), rnd, ftz=ftz)
 
@@ -616,73 +485,46 @@ def sqrt(a: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False) ->
 # cvt
 # ---------------------------------------------------------------------------------------------------------------------
 
-
-def _round_to_integral(x: Array, rnd: str) -> Array:
-    """Round to an integer in floating point: ``rni`` to nearest even, ``rzi``, ``rmi``, ``rpi``."""
-    functions = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
-    if rnd not in functions:
-        raise ValueError(f"conversion to an integral value needs one of {', '.join(functions)}, not {rnd!r}")
-    return functions[rnd](x)
+_SIGNIFICAND_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
 
 
 def _float_to_int(x: Array, src: str, dst: str, rnd: str) -> Array:
     """Out-of-range values clamp. NaN gives 0, except from f64 or to 64 bits, where it gives the top bit alone."""
+    if rnd not in INTEGER_ROUNDINGS:
+        raise UnsupportedInstruction(f"cvt.{dst}.{src} needs one of {', '.join(INTEGER_ROUNDINGS)}, not {rnd!r}")
     target = _INTEGER_TYPES[dst]
     limits = np.iinfo(target)
-    integral = _round_to_integral(x.astype(np.float64), rnd)
-    # 2**63 and 2**64 are float64 numbers, the 64-bit maxima below them are not: compare with the power of two.
-    too_large = integral >= float(limits.max) + (0 if limits.bits == 64 else 1)
-    too_small = integral < float(limits.min)
+    integral = INTEGER_ROUNDINGS[rnd](x.astype(np.float64))
     nan = np.isnan(integral)
+    too_large = integral >= 2.0 ** (limits.bits - (1 if dst[0] == "s" else 0))  # 2**64 is a float64, 2**64 - 1 is not
+    too_small = integral < float(limits.min)
     result = np.where(too_large | too_small | nan, 0.0, integral).astype(target)
-    wide = src == "f64" or limits.bits == 64
-    nan_value = np.array(1 << (limits.bits - 1), np.uint64).astype(target) if wide else target.type(0)
     result = np.where(too_large, target.type(limits.max), np.where(too_small, target.type(limits.min), result))
-    return np.where(nan, nan_value, result)
+    top_bit = np.array(1 << (limits.bits - 1), np.uint64).astype(target)
+    return np.where(nan, top_bit if src == "f64" or limits.bits == 64 else target.type(0), result)
 
 
-def _int_to_exact(a: Array) -> Array:
+def _int_to_odd(a: Array) -> Array:
     """Integers as float64, exact up to 53 bits and rounded to odd beyond."""
     if a.dtype.itemsize < 8:
         return a.astype(np.float64)
     low = (a & a.dtype.type(0xFFFFFFFF)).astype(np.float64)
     high = (a >> a.dtype.type(32)).astype(np.float64) * 2.0**32
-    return _sum_to_odd(high, low)
+    return sum_to_odd(high, low)
 
 
-def _int_to_f64(a: Array, rnd: str) -> Array:
-    if a.dtype.itemsize < 8 or rnd == "rn":
-        return a.astype(np.float64)
-    exact = [Fraction(int(v)) for v in a.ravel()]
-    return np.array([_fraction_to_f64(v, rnd) if v else 0.0 for v in exact]).reshape(a.shape)
-
-
-def _float_to_float(
-    a: Array, src: str, dst: str, rnd: str | None, ftz: bool, sat: bool, relu: bool, satfinite: bool
-) -> Array:
-    if ftz and src in ("f32", "f16"):
-        a = _flush(a, src)
-    x = widen(a, src)
-    if rnd in INTEGER_ROUNDING_MODES:
-        if src != dst:
-            raise ValueError(f"cvt.{rnd} between floating-point types needs equal types, not {dst}.{src}")
-        x, rnd = _round_to_integral(x, rnd), "rn"
-    widening = {"bf16": 0, "f16": 0, "f32": 1, "f64": 2}
-    exact = src == dst or widening[dst] > widening[src]
-    if not exact and rnd is None:
-        raise ValueError(f"cvt.{dst}.{src} needs a rounding mode")
-    rnd = rnd or "rn"
+def _int_to_float(a: Array, dst: str, src: str, rnd: str, sat: bool) -> Array:
+    check_rounding(rnd)
+    if dst == "f32":
+        return round_to_f32(_int_to_odd(a), rnd, sat=sat)
     if dst in ("f16", "bf16"):
-        return round_to_half(x, dst, rnd, ftz=ftz and dst == "f16", sat=sat, relu=relu, satfinite=satfinite)
-    if dst == "f64":
-        return _saturate_f64(x.astype(np.float64)) if sat else x.astype(np.float64)
-    if relu or satfinite:
-        raise ValueError("cvt to f32 has no .relu or .satfinite")
-    return round_to_f32(x, rnd, ftz=ftz, sat=sat)
-
-
-def _saturate_f64(x: Array) -> Array:
-    return np.where(x > 0, np.minimum(x, 1.0), 0.0)
+        return round_to_half(_int_to_odd(a), dst, rnd, sat=sat)
+    if dst == "f64" and not sat and (a.dtype.itemsize < 8 or rnd == "rn"):
+        return a.astype(np.float64)
+    if dst == "f64" and not sat:
+        exact = (Fraction(int(v)) for v in a.ravel())
+        return np.array([_fraction_to_f64(v, rnd) if v else 0.0 for v in exact]).reshape(a.shape)
+    raise UnsupportedInstruction(f"cvt.{dst}.{src} is not modelled")
 
 
 def _int_to_int(a: Array, dst: str, sat: bool) -> Array:
@@ -694,7 +536,30 @@ def _int_to_int(a: Array, dst: str, sat: bool) -> Array:
     return np.clip(a, a.dtype.type(low), a.dtype.type(high)).astype(target)
 
 
-@_quiet
+def _float_to_float(
+    a: Array, dst: str, src: str, rnd: str | None, ftz: bool, sat: bool, relu: bool, satfinite: bool
+) -> Array:
+    x = widen(_flush(a, src) if ftz and src != "bf16" else a, src)
+    if rnd in INTEGER_ROUNDINGS:
+        if src != dst:
+            raise UnsupportedInstruction(f"cvt.{rnd}.{dst}.{src}: integral rounding needs equal types")
+        x, rnd = INTEGER_ROUNDINGS[rnd](x), "rn"
+    elif rnd is None:
+        if src != dst and _SIGNIFICAND_BITS[dst] <= _SIGNIFICAND_BITS[src]:
+            raise UnsupportedInstruction(f"cvt.{dst}.{src} needs a rounding mode")
+        rnd = "rn"
+    if dst in ("f16", "bf16"):
+        return round_to_half(x, dst, rnd, ftz=ftz and dst == "f16", sat=sat, relu=relu, satfinite=satfinite)
+    if relu or satfinite:
+        raise UnsupportedInstruction(f"cvt to {dst} has no .relu or .satfinite")
+    if dst == "f32":
+        # Widening to f32 moves bits: it keeps NaN payloads.
+        return x if x.dtype == np.float32 and src != dst and not sat else round_to_f32(x, rnd, ftz=ftz, sat=sat)
+    wide = x.astype(np.float64)
+    return np.fmin(np.fmax(wide, 0.0), 1.0) + 0.0 if sat else wide
+
+
+@quiet
 def cvt(
     a: Array,
     dst: str,
@@ -708,231 +573,33 @@ def cvt(
 ) -> Array:
     """``cvt{.rnd}{.relu}{.satfinite}{.ftz}{.sat}.dst.src``.
 
-    ``dst`` and ``src`` are ``f16``, ``bf16``, ``f32``, ``f64`` or an integer type; see the module for their arrays (an
-    integer source is first taken modulo its width). Conversion to an integer needs ``rni``/``rzi``/``rmi``/``rpi`` and
-    clamps; narrowing between floating-point types and integer to floating point need ``rn``/``rz``/``rm``/``rp``.
+    ``dst`` and ``src`` are ``f16``, ``bf16``, ``f32``, ``f64`` or an integer type; see the module for their arrays
+    (an integer source is first taken modulo its width). Conversion to an integer needs ``rni``, ``rzi``, ``rmi`` or
+    ``rpi`` and clamps; narrowing between floating-point types and integer to floating point need ``rn``, ``rz``,
+    ``rm`` or ``rp``.
     """
-    if src in _INTEGER_TYPES:
-        values = np.asarray(a).astype(_INTEGER_TYPES[src])
-        if dst in _INTEGER_TYPES:
-            return _int_to_int(values, dst, sat)
-        if rnd is None:
-            raise ValueError(f"cvt.{dst}.{src} needs a rounding mode")
-        _check_rounding(rnd)
-        if dst == "f64":
-            return _int_to_f64(values, rnd)
-        exact = _int_to_exact(values)
-        return round_to_f32(exact, rnd, sat=sat) if dst == "f32" else round_to_half(exact, dst, rnd, sat=sat)
+    if src not in _INTEGER_TYPES and dst not in _INTEGER_TYPES:
+        return _float_to_float(a, dst, src, rnd, ftz, sat, relu, satfinite)
+    if relu or satfinite:
+        raise UnsupportedInstruction(f"cvt.{dst}.{src} has no .relu or .satfinite")
+    if src not in _INTEGER_TYPES:
+        x = widen(_flush(a, src) if ftz else a, src)
+        return _float_to_int(x, src, dst, rnd or "")
+    values = np.asarray(a).astype(_INTEGER_TYPES[src])
     if dst in _INTEGER_TYPES:
-        if rnd is None:
-            raise ValueError(f"cvt.{dst}.{src} needs a rounding mode")
-        x = _flush(a, src) if ftz else a
-        return _float_to_int(widen(x, src), src, dst, rnd)
-    return _float_to_float(a, src, dst, rnd, ftz, sat, relu, satfinite)
+        return _int_to_int(values, dst, sat)
+    return _int_to_float(values, dst, src, rnd or "", sat)
 
 
+@quiet
 def cvt_pack(a: Array, b: Array, dst: str, rnd: str = "rn", *, relu: bool = False, satfinite: bool = False) -> Array:
-    """``cvt.rnd{.relu}{.satfinite}.{bf16x2,f16x2}.f32 d, a, b``: ``a`` goes into the high half, ``b`` into the low one."""
+    """``cvt.rnd{.relu}{.satfinite}.{bf16x2,f16x2}.f32 d, a, b``: ``a`` goes into the high half, ``b`` into the low."""
     if dst not in ("bf16x2", "f16x2"):
-        raise ValueError(f"cannot pack two f32 into {dst!r}")
+        raise UnsupportedInstruction(f"cannot pack two f32 into {dst!r}")
     if rnd not in ("rn", "rz"):
-        raise ValueError(f"cvt.{dst}.f32 has .rn and .rz, not .{rnd}")
-    a, b = np.broadcast_arrays(np.asarray(a, np.float32), np.asarray(b, np.float32))
-    halves = round_to_half(np.stack((b, a), axis=-1), _PACKED_ELEMENT[dst], rnd, relu=relu, satfinite=satfinite)
-    return pack(halves, dst)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Approximate functions: models of the multi-function unit
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ErrorBound:
-    """A documented maximum error; the largest of the stated kinds counts."""
-
-    ulps: int = 0  # of the correctly rounded result
-    relative: float = 0.0
-    absolute: float = 0.0
-
-
-_TRIGONOMETRIC_BOUNDS = ((2 * np.pi, ErrorBound(absolute=2.0**-20.5)), (100 * np.pi, ErrorBound(absolute=2.0**-14.7)))
-_EX2_BOUNDS = {"f32": ErrorBound(ulps=2), "f16": ErrorBound(relative=2.0**-9.9), "bf16": ErrorBound(relative=2.0**-7)}
-_TANH_BOUNDS = {
-    "f32": ErrorBound(relative=2.0**-11),
-    "f16": ErrorBound(absolute=2.0**-10.987),
-    "bf16": ErrorBound(relative=2.0**-8),
-}
-
-
-@dataclass(frozen=True)
-class ApproximationModel:
-    """The ``.approx`` functions, as models: no two chips need agree with them bit for bit.
-
-    With ``seed=None`` every result is the float64 value rounded once, i.e. the correctly rounded one (unless the exact
-    value lies within about 2**-52 of itself from a tie). With a seed every result that the ISA does not fix as a special case
-    is displaced by an amount that depends on the operand and the seed alone, within the maximum error that the ISA
-    documents: code that needs more than is documented gives different answers under different seeds.
-    """
-
-    seed: int | None = None
-
-    def _unit(self, raw: Array, salt: int) -> Array:
-        """Deterministic numbers in [-1, 1) from bit patterns."""
-        mixed = raw.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = mixed ^ np.uint64((self.seed * 0xD1B54A32D192ED03 + salt * 0x8CB92BA72F3D8DD7) % 2**64)
-        mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = mixed ^ (mixed >> np.uint64(27))
-        return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
-
-    def _perturb(self, exact: Array, rounded: Array, bound: ErrorBound, operand: Array, salt: int) -> Array:
-        """A neighbour of ``rounded`` (float32) whose distance from ``exact`` (float64) keeps within ``bound``."""
-        unit = self._unit(np.ascontiguousarray(operand).view(np.uint32), salt)
-        if bound.ulps:
-            steps = np.rint(unit * bound.ulps).astype(np.int64)
-            moved = (rounded.view(np.uint32).astype(np.int64) + steps).astype(np.uint32).view(np.float32)
-            allowed = np.isfinite(moved) & (np.sign(moved) == np.sign(rounded))
-        else:
-            limit = np.maximum(np.abs(exact) * bound.relative, bound.absolute)
-            moved = (exact + unit * limit).astype(np.float32)
-            allowed = np.isfinite(moved) & (np.abs(moved - exact) <= limit)
-        return np.where(allowed & np.isfinite(rounded) & (rounded != 0), moved, rounded)
-
-    def _apply(
-        self,
-        name: str,
-        operand: Array,
-        exact: Array,
-        bound: ErrorBound,
-        *,
-        ftz: bool = False,
-        special: Array | bool = False,
-    ) -> Array:
-        """Round ``exact`` to float32 and displace it where the result is no special case of the ISA's table."""
-        rounded = round_to_f32(exact, ftz=ftz)
-        if self.seed is None:
-            return rounded
-        salt = int.from_bytes(name.encode(), "little") & 0xFFFFFFFF
-        moved = self._perturb(exact, rounded, bound, operand, salt)
-        moved = flush_f32(moved) if ftz else moved
-        return canonical_f32(np.where(special, rounded, moved))
-
-    @staticmethod
-    def _operand(x: Array, ftz: bool) -> tuple[Array, Array]:
-        x = flush_f32(x) if ftz else np.asarray(x, np.float32)
-        return x, x.astype(np.float64)
-
-    @_quiet
-    def ex2(self, x: Array, *, ftz: bool = False) -> Array:
-        """``ex2.approx{.ftz}.f32``: at most 2 ulp from the correctly rounded result; 2**±0 is 1."""
-        x, wide = self._operand(x, ftz)
-        return self._apply("ex2", x, np.exp2(wide), _EX2_BOUNDS["f32"], ftz=ftz, special=x == 0)
-
-    @_quiet
-    def lg2(self, x: Array, *, ftz: bool = False) -> Array:
-        """``lg2.approx{.ftz}.f32``: absolute error 2**-22 in (0.5, 2), relative error 2**-22 outside."""
-        x, wide = self._operand(x, ftz)
-        exact = np.log2(wide)
-        near = self._apply("lg2", x, exact, ErrorBound(absolute=2.0**-22), ftz=ftz)
-        far = self._apply("lg2", x, exact, ErrorBound(relative=2.0**-22), ftz=ftz)
-        return np.where((x > 0.5) & (x < 2), near, far)
-
-    @_quiet
-    def rcp(self, x: Array, *, ftz: bool = False) -> Array:
-        """``rcp.approx{.ftz}.f32``: at most 1 ulp."""
-        x, wide = self._operand(x, ftz)
-        return self._apply("rcp", x, 1.0 / wide, ErrorBound(ulps=1), ftz=ftz)
-
-    @_quiet
-    def rsqrt(self, x: Array, *, ftz: bool = False) -> Array:
-        """``rsqrt.approx{.ftz}.f32``: relative error 2**-22.9; negative operands give NaN, -0 gives -inf."""
-        x, wide = self._operand(x, ftz)
-        return self._apply("rsqrt", x, 1.0 / np.sqrt(wide), ErrorBound(relative=2.0**-22.9), ftz=ftz)
-
-    @_quiet
-    def sqrt(self, x: Array, *, ftz: bool = False) -> Array:
-        """``sqrt.approx{.ftz}.f32``: relative error 2**-23."""
-        x, wide = self._operand(x, ftz)
-        return self._apply("sqrt", x, np.sqrt(wide), ErrorBound(relative=2.0**-23), ftz=ftz)
-
-    @_quiet
-    def tanh(self, x: Array) -> Array:
-        """``tanh.approx.f32``: relative error 2**-11; subnormals pass through."""
-        x, wide = self._operand(x, False)
-        special = np.isinf(x) | (np.abs(x) < F32_MIN_NORMAL)
-        exact = np.where(np.abs(x) < F32_MIN_NORMAL, wide, np.tanh(wide))
-        return self._apply("tanh", x, exact, _TANH_BOUNDS["f32"], special=special)
-
-    def _trigonometric(self, name: str, x: Array, function: Callable[[Array], Array], ftz: bool) -> Array:
-        x, wide = self._operand(x, ftz)
-        exact = function(wide)
-        result = self._apply(name, x, exact, ErrorBound(absolute=2.0), ftz=ftz)  # beyond 100 pi nothing is promised
-        for limit, bound in reversed(_TRIGONOMETRIC_BOUNDS):
-            result = np.where(
-                np.abs(wide) <= limit, self._apply(name, x, exact, bound, ftz=ftz, special=x == 0), result
-            )
-        return result
-
-    @_quiet
-    def sin(self, x: Array, *, ftz: bool = False) -> Array:
-        """``sin.approx{.ftz}.f32``: absolute error 2**-20.5 within 2 pi, 2**-14.7 within 100 pi."""
-        return self._trigonometric("sin", x, np.sin, ftz)
-
-    @_quiet
-    def cos(self, x: Array, *, ftz: bool = False) -> Array:
-        """``cos.approx{.ftz}.f32``: bounds as for :meth:`sin`."""
-        return self._trigonometric("cos", x, np.cos, ftz)
-
-    def _divide(self, name: str, a: Array, b: Array, ftz: bool) -> Array:
-        exact = a.astype(np.float64) / b.astype(np.float64)
-        key = (a.view(np.uint32) ^ (b.view(np.uint32) * np.uint32(0x85EBCA6B))).view(np.float32)
-        return self._apply(name, key, exact, ErrorBound(ulps=2), ftz=ftz)
-
-    @_quiet
-    def div_full(self, a: Array, b: Array, *, ftz: bool = False) -> Array:
-        """``div.full{.ftz}.f32``: at most 2 ulp over the full range."""
-        a, b = (
-            np.ascontiguousarray(v) for v in np.broadcast_arrays(self._operand(a, ftz)[0], self._operand(b, ftz)[0])
-        )
-        return self._divide("div.full", a, b, ftz)
-
-    @_quiet
-    def div_approx(self, a: Array, b: Array, *, ftz: bool = False) -> Array:
-        """``div.approx{.ftz}.f32``: at most 2 ulp for |b| up to 2**126; beyond, a zero (NaN for an infinite ``a``)."""
-        a, b = (
-            np.ascontiguousarray(v) for v in np.broadcast_arrays(self._operand(a, ftz)[0], self._operand(b, ftz)[0])
-        )
-        quotient = self._divide("div.approx", a, b, ftz)
-        huge = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
-        zero = canonical_f32(a * np.copysign(np.float32(0), b))  # inf * 0 is the NaN that the ISA asks for
-        return np.where(huge, zero, quotient)
-
-    def _half_function(
-        self, name: str, a: Array, dtype: str, function: Callable[[Array], Array], bound: ErrorBound, ftz: bool
-    ) -> Array:
-        x = widen(_flush_half(a, dtype) if ftz else a, dtype)
-        exact = function(x.astype(np.float64))
-        if self.seed is None:
-            return round_to_half(exact, dtype, ftz=ftz)
-        # Displace by half the bound: rounding to 16 bits uses up to the other half of it.
-        halved = ErrorBound(relative=bound.relative / 2, absolute=bound.absolute / 2)
-        moved = self._apply(name, x, exact, halved, special=(x == 0) | np.isinf(x))
-        return round_to_half(moved, dtype, ftz=ftz)
-
-    @_quiet
-    def ex2_half(self, a: Array, dtype: str, *, ftz: bool = False) -> Array:
-        """``ex2.approx{.ftz}`` of f16, bf16 and their x2 forms: relative error 2**-9.9 (f16), 2**-7 (bf16)."""
-        if dtype in _PACKED_ELEMENT:
-            return pack(self.ex2_half(unpack(a, dtype), _PACKED_ELEMENT[dtype], ftz=ftz), dtype)
-        return self._half_function("ex2", a, dtype, np.exp2, _EX2_BOUNDS[dtype], ftz)
-
-    @_quiet
-    def tanh_half(self, a: Array, dtype: str) -> Array:
-        """``tanh.approx`` of f16, bf16 and their x2 forms: absolute error 2**-10.987 (f16), relative 2**-8 (bf16)."""
-        if dtype in _PACKED_ELEMENT:
-            return pack(self.tanh_half(unpack(a, dtype), _PACKED_ELEMENT[dtype]), dtype)
-        return self._half_function("tanh", a, dtype, np.tanh, _TANH_BOUNDS[dtype], False)
-
-
-CORRECTLY_ROUNDED = ApproximationModel()
-"""The default model of the ``.approx`` functions."""
+        raise UnsupportedInstruction(f"cvt.{dst}.f32 has .rn and .rz, not .{rnd}")
+    a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+    if dst == "bf16x2" and not (relu or satfinite):
+        return pack_bf16(a, b, rnd)
+    halves = np.stack(np.broadcast_arrays(b, a), axis=-1)
+    return pack(round_to_half(halves, PACKED_ELEMENT[dst], rnd, relu=relu, satfinite=satfinite), dst)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor maps: what a bulk tensor copy moves, where it lands, and which maps the driver would refuse.
 
-Dimension order is the driver's and PTX's everywhere: dimension 0 is the innermost one. A *dense box* is the box as one run of
-bytes, dimension 0 fastest, before swizzling; :func:`write_box` and :func:`read_box` apply the swizzle, which depends on absolute
-shared-memory addresses.
+Dimension order is the driver's and PTX's everywhere: dimension 0 is the innermost one. A *dense box* is the box as
+one run of bytes, dimension 0 fastest, before swizzling; :func:`write_box` and :func:`read_box` apply the swizzle,
+which depends on absolute shared-memory addresses.
 
-Not modelled, and refused: interleaved layouts, packed 4- and 6-bit types, the ``im2col::w`` modes, the 8-byte flip.
+Not modelled, and refused: interleaved layouts, packed 4- and 6-bit types, types that convert on the way (TF32, flushed
+FP32), the ``im2col::w`` modes, the 8-byte flip.
 Unmeasured: the NaN bit pattern of ``oobFill``, and boxes whose rows are shorter than the swizzle span.
 """
 
@@ -19,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_fused.testing.ptx import numerics
+from . import numerics
+from .errors import DescriptorError, OutOfBounds, UnsupportedInstruction
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ByteSource = Callable[[int, int], Bytes]
@@ -35,12 +37,9 @@ MAX_CHANNELS_PER_PIXEL = 256
 MAX_PIXELS_PER_COLUMN = 1024
 SWIZZLE_PERIOD_BYTES = 1024
 SWIZZLE_LINE_BYTES = 128
-# A corner has 16, 8 or 5 bits signed for one, two or three spatial dimensions, an instruction's offset as many unsigned.
+# A corner has 16, 8 or 5 bits signed for one, two or three spatial dimensions, an instruction's offset as many
+# unsigned.
 IM2COL_CORNER_BITS = {3: 16, 4: 8, 5: 5}
-
-
-class TensorMapError(ValueError):
-    """Parameters that the driver refuses, an access that the hardware does not define, or one that is not modelled."""
 
 
 class DataType(IntEnum):
@@ -83,17 +82,11 @@ _ELEMENT_TYPES = {
     DataType.FLOAT32: np.dtype(np.float32),
     DataType.FLOAT64: np.dtype(np.float64),
     DataType.BFLOAT16: np.dtype(np.uint16),
-    DataType.FLOAT32_FTZ: np.dtype(np.float32),
-    DataType.TFLOAT32: np.dtype(np.float32),
-    DataType.TFLOAT32_FTZ: np.dtype(np.float32),
 }
 _NAN_PATTERNS = {
     DataType.FLOAT16: b"\xff\x7f",
     DataType.BFLOAT16: b"\xff\x7f",
     DataType.FLOAT32: b"\xff\xff\xff\x7f",
-    DataType.FLOAT32_FTZ: b"\xff\xff\xff\x7f",
-    DataType.TFLOAT32: b"\xff\xff\xff\x7f",
-    DataType.TFLOAT32_FTZ: b"\xff\xff\xff\x7f",
     DataType.FLOAT64: b"\xff\xff\xff\xff\xff\xff\xff\x7f",
 }
 _HALF_NAMES = {DataType.FLOAT16: "f16", DataType.BFLOAT16: "bf16"}
@@ -137,11 +130,11 @@ _SWIZZLE_XOR = {
 def swizzle_address(address: Any, swizzle: Swizzle) -> Any:
     """Where the byte of linear (unswizzled) absolute shared address ``address`` is stored. It is its own inverse.
 
-    128-byte swizzle: bits 4-6 ^= bits 7-9; 64-byte: bits 4-5 ^= bits 7-8; 32-byte: bit 4 ^= bit 7; the forms with 32- and
-    64-byte atoms: bits 5-6 ^= bits 7-8, bit 6 ^= bit 7. Works on integers and integer arrays.
+    128-byte swizzle: bits 4-6 ^= bits 7-9; 64-byte: bits 4-5 ^= bits 7-8; 32-byte: bit 4 ^= bit 7; the forms with 32-
+    and 64-byte atoms: bits 5-6 ^= bits 7-8, bit 6 ^= bit 7. Works on integers and integer arrays.
     """
     if swizzle not in _SWIZZLE_XOR:
-        raise TensorMapError(f"swizzle {Swizzle(swizzle).name} is not modelled")
+        raise UnsupportedInstruction(f"swizzle {Swizzle(swizzle).name} is not modelled")
     shift, mask = _SWIZZLE_XOR[Swizzle(swizzle)]
     return address ^ ((address >> shift) & mask)
 
@@ -158,11 +151,11 @@ def _swizzled_chunks(phase: int, chunks: int, swizzle: Swizzle) -> np.ndarray[An
 def swizzled_chunks(address: int, nbytes: int, swizzle: Swizzle) -> np.ndarray[Any, np.dtype[np.intp]]:
     """Positions of the 16-byte chunks of a dense run that starts at absolute shared address ``address``.
 
-    Entry i is the position of dense chunk i in units of 16 bytes, counted from ``address`` rounded down to 128 bytes. Cached
-    and read-only.
+    Entry i is the position of dense chunk i in units of 16 bytes, counted from ``address`` rounded down to 128 bytes.
+    Cached and read-only.
     """
     if address % CHUNK_BYTES or nbytes % CHUNK_BYTES:
-        raise TensorMapError(f"shared address {address:#x} and size {nbytes} must be multiples of {CHUNK_BYTES} bytes")
+        raise DescriptorError(f"shared address {address:#x} and size {nbytes} must be multiples of {CHUNK_BYTES} bytes")
     return _swizzled_chunks(address % SWIZZLE_PERIOD_BYTES, nbytes // CHUNK_BYTES, Swizzle(swizzle))
 
 
@@ -171,7 +164,7 @@ def _lines(shared: Bytes, address: int, nbytes: int) -> np.ndarray[Any, Any]:
     first = address // SWIZZLE_LINE_BYTES * SWIZZLE_LINE_BYTES
     last = -(-(address + nbytes) // SWIZZLE_LINE_BYTES) * SWIZZLE_LINE_BYTES
     if address < 0 or address + nbytes > shared.size:
-        raise TensorMapError(
+        raise OutOfBounds(
             f"shared bytes {address:#x}..{address + nbytes:#x} lie outside the {shared.size:#x} that exist"
         )
     lines = shared[first:last]
@@ -218,7 +211,7 @@ class TensorMap:
         source: access to global memory; needed by loads and stores only.
 
     Raises:
-        TensorMapError: the driver would return CUDA_ERROR_INVALID_VALUE, or the map is not modelled.
+        DescriptorError: the driver would return CUDA_ERROR_INVALID_VALUE, or the map is not modelled.
     """
 
     base: int
@@ -237,7 +230,8 @@ class TensorMap:
             object.__setattr__(self, "element_strides", (1,) * len(self.extents))
         _validate(self)
 
-    # -- constructors ---------------------------------------------------------------------------------------------------
+    # -- constructors
+    # ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_tiled(
@@ -256,7 +250,7 @@ class TensorMap:
         *,
         source: ByteSource | None = None,
     ) -> TensorMap:
-        """From the parameters of ``cuTensorMapEncodeTiled``, in their order (``l2_promotion`` has no effect on data)."""
+        """From the parameters of ``cuTensorMapEncodeTiled``, in their order (L2 promotion does not affect data)."""
         _refuse_interleave(interleave)
         _check_lengths(rank, extents=extents, box=box, element_strides=element_strides)
         return cls(
@@ -316,7 +310,7 @@ class TensorMap:
     def over(cls, array: np.ndarray[Any, Any], data_type: DataType, box: Sequence[int], **options: Any) -> TensorMap:
         """A tiled map of a NumPy array whose last axis is contiguous; ``box`` is innermost first, like the map."""
         if array.strides[-1] != array.itemsize or array.itemsize != data_type.nbytes:
-            raise TensorMapError("the last axis must be contiguous, and its elements of the map's size")
+            raise DescriptorError("the last axis must be contiguous, and its elements of the map's size")
         return cls(
             array.ctypes.data,
             data_type,
@@ -327,7 +321,8 @@ class TensorMap:
             **options,
         )
 
-    # -- sizes ------------------------------------------------------------------------------------------------------------
+    # -- sizes
+    # ------------------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -358,7 +353,8 @@ class TensorMap:
         start, stop = self._channel_bounds(coords[0])
         return int(valid.sum()) * (stop - start) * self.data_type.nbytes
 
-    # -- copies -----------------------------------------------------------------------------------------------------------
+    # -- copies
+    # -----------------------------------------------------------------------------------------------------------
 
     def load(self, coords: Sequence[int], offsets: Sequence[int] = ()) -> Bytes:
         """The dense box at ``coords`` (dimension 0 first), elements outside the tensor filled.
@@ -381,18 +377,18 @@ class TensorMap:
         self._write(coords, dense, lambda old, new: new)
 
     def reduce(self, coords: Sequence[int], dense: Bytes, op: str) -> None:
-        """``cp.reduce.async.bulk.tensor``: combine a dense box with global memory; ``op`` is add, min, max, and, or, xor."""
+        """``cp.reduce.async.bulk.tensor``: combine a dense box with global memory by add, min, max, and, or, xor."""
         if self.window is not None:
-            raise TensorMapError("reductions through im2col maps are not modelled")
+            raise UnsupportedInstruction("reductions through im2col maps are not modelled")
         self._write(coords, dense, lambda old, new: _combine(old, new, self.data_type, op))
 
     def _write(self, coords: Sequence[int], dense: Bytes, combine: Callable[[Bytes, Bytes], Bytes]) -> None:
         if dense.size != self.box_bytes:
-            raise TensorMapError(f"a box of this map has {self.box_bytes} bytes, not {dense.size}")
+            raise DescriptorError(f"a box of this map has {self.box_bytes} bytes, not {dense.size}")
         rows = dense.reshape(*self._shape[:0:-1], self.row_bytes)
         if self.window is not None:
             if any(self.window.lower) or any(self.window.upper):
-                raise TensorMapError("an im2col store through a map with corners is not modelled")
+                raise UnsupportedInstruction("an im2col store through a map with corners is not modelled")
             self._im2col_rows(rows, coords, (0,) * (self.rank - 2), load=False)
             return
         self._check_coords(coords, ())
@@ -401,13 +397,14 @@ class TensorMap:
             target = self._view(coords, bounds)
             target[...] = combine(target, rows[self._inside(bounds)])
 
-    # -- tiled ------------------------------------------------------------------------------------------------------------
+    # -- tiled
+    # ------------------------------------------------------------------------------------------------------------
 
     def _check_coords(self, coords: Sequence[int], offsets: Sequence[int]) -> None:
         if len(coords) != self.rank:
-            raise TensorMapError(f"{len(coords)} coordinates for a map of rank {self.rank}")
+            raise DescriptorError(f"{len(coords)} coordinates for a map of rank {self.rank}")
         if len(offsets):
-            raise TensorMapError("a tiled map takes no im2col offsets")
+            raise DescriptorError("a tiled map takes no im2col offsets")
 
     def _bounds(self, coords: Sequence[int]) -> list[tuple[int, int]]:
         """For each dimension the range of box positions whose element lies inside the tensor."""
@@ -441,7 +438,7 @@ class TensorMap:
 
     def _memory(self, address: int, nbytes: int) -> Bytes:
         if self.source is None:
-            raise TensorMapError("this map has no source of global memory")
+            raise DescriptorError("this map has no source of global memory")
         return self.source(address, nbytes)
 
     def _filled(self) -> Bytes:
@@ -449,7 +446,8 @@ class TensorMap:
             return np.zeros(self.box_bytes, np.uint8)
         return np.frombuffer(_NAN_PATTERNS[self.data_type] * (self.box_bytes // self.data_type.nbytes), np.uint8).copy()
 
-    # -- im2col -----------------------------------------------------------------------------------------------------------
+    # -- im2col
+    # -----------------------------------------------------------------------------------------------------------
 
     def _channel_bounds(self, channel: int) -> tuple[int, int]:
         start = min(max(0, -channel), self._shape[0])
@@ -487,16 +485,16 @@ class TensorMap:
         window, spatial = self.window, self.rank - 2
         assert window is not None
         if len(coords) != self.rank or len(offsets) != spatial:
-            raise TensorMapError(
+            raise DescriptorError(
                 f"an im2col map of rank {self.rank} takes {self.rank} coordinates and {spatial} offsets"
             )
         limit = 1 << IM2COL_CORNER_BITS[self.rank]
         for i in range(spatial):
             if not 0 <= offsets[i] < limit:
-                raise TensorMapError(f"im2col offset {offsets[i]} of dimension {i + 1} is outside 0..{limit - 1}")
+                raise DescriptorError(f"im2col offset {offsets[i]} of dimension {i + 1} is outside 0..{limit - 1}")
             start, step = coords[i + 1] - window.lower[i], self.element_strides[i + 1]
             if start % step or not 0 <= start // step < self._base_positions(i):
-                raise TensorMapError(
+                raise DescriptorError(
                     f"coordinate {coords[i + 1]} of dimension {i + 1} is no base pixel of the map's window"
                 )
 
@@ -511,7 +509,8 @@ class TensorMap:
         address = address if everything else address[valid]
         low, high, row = int(address.min()), int(address.max()), (stop - start) * size
         memory = self._memory(self.base + low + (coords[0] + start) * size, high - low + row)
-        # Every pixel starts at a multiple of 16 bytes from the first: overlapping windows, 16 bytes apart, index as rows.
+        # Every pixel starts at a multiple of 16 bytes from the first: overlapping windows, 16 bytes apart, index as
+        # rows.
         windows = np.ndarray(((high - low) // CHUNK_BYTES + 1, row), np.uint8, memory, strides=(CHUNK_BYTES, 1))
         index = (address - low) // CHUNK_BYTES
         columns = slice(start * size, stop * size)
@@ -528,16 +527,14 @@ class TensorMap:
 
 
 def array_source(array: np.ndarray[Any, Any]) -> ByteSource:
-    """Access to the bytes of one NumPy array by their real addresses; anything outside it raises :class:`TensorMapError`."""
+    """Access to the bytes of one NumPy array by their real addresses; anything outside raises :class:`OutOfBounds`."""
     low = array.ctypes.data
-    span = (
-        array.itemsize + sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)) if array.size else 0
-    )
+    span = array.itemsize + sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
     flat = np.lib.stride_tricks.as_strided(array.view(np.uint8), (span,), (1,))
 
     def view(address: int, nbytes: int) -> Bytes:
         if address < low or address + nbytes > low + span:
-            raise TensorMapError(f"global bytes {address:#x}..{address + nbytes:#x} lie outside the array at {low:#x}")
+            raise OutOfBounds(f"global bytes {address:#x}..{address + nbytes:#x} lie outside the array at {low:#x}")
         return flat[address - low : address - low + nbytes]
 
     return view
@@ -556,7 +553,7 @@ def _combine(old: Bytes, new: Bytes, data_type: DataType, op: str) -> Bytes:
     if op in _BITWISE and not data_type.is_float:
         result = _BITWISE[op](a, b)
     elif op not in ("add", "min", "max"):
-        raise TensorMapError(f"reduction .{op} on {data_type.name} is not modelled")
+        raise UnsupportedInstruction(f"reduction .{op} on {data_type.name} is not modelled")
     elif data_type in _HALF_NAMES:
         name = _HALF_NAMES[data_type]
         result = numerics.add(a, b, name) if op == "add" else _half_extreme(op)(a, b, dtype=name)
@@ -581,28 +578,30 @@ def _enum(kind: type[IntEnum], value: int) -> Any:
     try:
         return kind(value)
     except ValueError:
-        raise TensorMapError(f"{value} is no {kind.__name__}") from None
+        raise DescriptorError(f"{value} is no {kind.__name__}") from None
 
 
 def _refuse_interleave(interleave: int) -> None:
     if interleave:
-        raise TensorMapError(f"interleave {interleave} is not modelled")
+        raise UnsupportedInstruction(f"interleave {interleave} is not modelled")
 
 
 def _check_lengths(rank: int, **arrays: Sequence[int]) -> None:
     for name, values in arrays.items():
         if len(values) != rank:
-            raise TensorMapError(f"{name} has {len(values)} entries for rank {rank}")
+            raise DescriptorError(f"{name} has {len(values)} entries for rank {rank}")
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise TensorMapError(message)
+        raise DescriptorError(message)
 
 
 def _validate(m: TensorMap) -> None:
-    _require(m.data_type in _ELEMENT_TYPES, f"data type {m.data_type.name} is not modelled")
-    _require(m.swizzle in _SWIZZLE_XOR, f"swizzle {m.swizzle.name} is not modelled")
+    if m.data_type not in _ELEMENT_TYPES or m.swizzle not in _SWIZZLE_XOR:
+        raise UnsupportedInstruction(
+            f"tensor maps of {m.data_type.name} with swizzle {m.swizzle.name} are not modelled"
+        )
     low_rank = 1 if m.window is None else 3
     _require(low_rank <= m.rank <= MAX_RANK, f"rank {m.rank} is outside {low_rank}..{MAX_RANK}")
     _require(m.base % CHUNK_BYTES == 0, f"global address {m.base:#x} is not a multiple of 16")
