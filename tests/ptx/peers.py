@@ -90,7 +90,7 @@ def create_tensor_map_im2col(
     def number(value: int) -> Any:
         return Int32(value).ir_value()
 
-    call = cuda_dialect.driver_tensor_map_encode_im2col(
+    status, encoded = cuda_dialect.driver_tensor_map_encode_im2col(
         number(int(encoding)),
         number(rank),
         _generic_pointer(Int64(global_address).ir_value()),
@@ -107,7 +107,6 @@ def create_tensor_map_im2col(
         number(0),
         results=[cuda_dialect.ResultType.get(), cuda.TensorMap._get_mlir_type()],
     )
-    status, encoded = call.results
     cuda_dialect.result_assert_success(status)
     box = (channels_per_pixel, pixels_per_column)
     return cuda.TensorMap(encoded, swizzle=swizzle, dtype=dtype, tma_format=tma_format, box_dims=box)
@@ -330,7 +329,7 @@ def quack_softmax(channels: int) -> Callable[..., None]:
 
 
 def flash_attention_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[Callable[[], None], torch.Tensor, torch.Tensor]:
     """FlashAttention's SM90 forward on `[batch, length, heads, channels]`: the call, the output and the log-sum-exp."""
     module = peer("flash_attn.cute.flash_fwd_sm90")
@@ -338,7 +337,7 @@ def flash_attention_forward(
     output = torch.full_like(query, torch.nan)
     batch, length, heads, _ = query.shape
     log_sum_exp = torch.full((batch, heads, length), torch.nan)
-    options = {"is_causal": causal, "pack_gqa": False, "num_stages": 2, "num_threads": 384}
+    options = {"pack_gqa": False, "num_stages": 2, "num_threads": 384}
     with targeting(SM90):  # the constructor asks for the architecture
         kernel = module.FlashAttentionForwardSm90(BFloat16, channels, channels, 1, **options)
     samples = [fake_like(tensor) for tensor in (query, key, value, output)]
