@@ -1,0 +1,68 @@
+"""A CPU emulator of sm_90a and sm_100a PTX.
+
+    from cudnn_fused.testing.ptx import TensorMap, launch
+
+    report = launch(ptx, "my_kernel", grid=(2, 1, 1), block=(192, 1, 1), cluster=(2, 1, 1), shared_bytes=100_000,
+                    args=[tensor_map, out, 4, 1.5])
+    print(report.counts)
+
+Tensors are NumPy arrays or CPU torch tensors and are changed in place. A fault of the kernel raises an `EmulatorError` that
+names the kernel, the CTA, the warp, the PTX line and, where the PTX carries it, the source line.
+
+`host.emulate` runs compiled CuTe-DSL functions with CPU tensors.
+"""
+
+from .errors import (
+    BarrierMisuse,
+    Deadlock,
+    DescriptorError,
+    DivergenceError,
+    EmulatorError,
+    KernelTrap,
+    LaunchError,
+    Location,
+    Misaligned,
+    OutOfBounds,
+    PtxSyntaxError,
+    RaceError,
+    TensorMemoryMisuse,
+    UninitializedRead,
+    UnsupportedInstruction,
+)
+from .host import Emulation, KernelLaunch, cross_compile, emulate, targeting
+from .launch import Report, launch, unsupported_instructions
+from .scheduler import Order, Schedule
+from .tensor_map import DataType, Fill, Im2colWindow, Swizzle, TensorMap
+
+__all__ = [
+    "BarrierMisuse",
+    "DataType",
+    "Deadlock",
+    "DescriptorError",
+    "DivergenceError",
+    "Emulation",
+    "EmulatorError",
+    "Fill",
+    "Im2colWindow",
+    "KernelLaunch",
+    "KernelTrap",
+    "LaunchError",
+    "Location",
+    "Misaligned",
+    "Order",
+    "OutOfBounds",
+    "PtxSyntaxError",
+    "RaceError",
+    "Report",
+    "Schedule",
+    "Swizzle",
+    "TensorMap",
+    "TensorMemoryMisuse",
+    "UninitializedRead",
+    "UnsupportedInstruction",
+    "cross_compile",
+    "emulate",
+    "launch",
+    "targeting",
+    "unsupported_instructions",
+]

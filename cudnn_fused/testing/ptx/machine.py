@@ -1,0 +1,411 @@
+"""The state of a launch: strands, warps, CTAs, clusters. `scheduler` decides who runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import errors, values
+from .async_queue import AsyncQueue
+from .barriers import NAMED_BARRIERS, ClusterBarrier, MBarrier, NamedBarrier
+from .counts import Counts
+from .errors import Deadlock, EmulatorError, Location, RaceError
+from .memory import GlobalMemory, Parameters, SharedMemory
+from .races import ORDERED, PUBLISHED, Access, Agents, Conflict, Pipe, SharedShadow, TensorShadow
+from .tensor_memory import TensorMemory
+from .translate import CTA_SHIFT, Program
+from .values import FULL_MASK, LANES, POISON, lane_flags, merge
+from .warp_ops import special_registers
+
+if TYPE_CHECKING:
+    from .scheduler import Schedule
+
+Dim3 = tuple[int, int, int]
+
+
+class Wait:
+    """Why a strand stands still. `ready` says whether it may try again, `describe` what it waits for.
+
+    `mergeable`: nothing has been signalled yet, so lanes that reach the same place may still join.
+    `can_time_out`: the instruction may also return without success.
+    """
+
+    mergeable = True
+    can_time_out = False
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+
+class Reconvergence(Wait):
+    """Lanes of a warp-wide instruction that have not come yet."""
+
+    def __init__(self, strand: Strand, mask: int):
+        self.strand, self.mask = strand, mask
+
+    def ready(self) -> bool:
+        return not (self.mask & self.strand.warp.live & ~self.strand.mask)
+
+    def describe(self) -> str:
+        missing = self.mask & self.strand.warp.live & ~self.strand.mask
+        return f"the lanes {missing:#010x} of its warp, which have not reached this instruction"
+
+
+class Strand:
+    """Lanes of one warp that execute together, with registers of their own while the warp is divergent."""
+
+    __slots__ = ("at", "deferred", "mask", "pc", "registers", "wait", "warp")
+
+    def __init__(self, warp: Warp, mask: int, pc: int, registers: list[Any]):
+        self.warp, self.mask, self.pc, self.registers = warp, mask, pc, registers
+        self.wait: Wait | None = None
+        self.at: int | None = None
+        self.deferred = False  # it polls: other strands of the warp go first
+
+    # What generated code and handlers call.
+
+    def split(self, mask: int, pc: int) -> None:
+        """Sends the lanes of `mask` elsewhere as a strand of their own."""
+        self.mask &= ~mask
+        self.warp.strands.append(Strand(self.warp, mask, pc, self.registers.copy()))
+
+    def converged(self, mask: int) -> bool:
+        """Whether all live lanes of `mask` are in this strand; if not, it waits for them."""
+        if not (mask & self.warp.live & ~self.mask):
+            self.wait = None
+            return True
+        self.wait = Reconvergence(self, mask)
+        return False
+
+    def spin(self) -> None:
+        """Gives other strands and warps a turn: this one polls something."""
+        self.deferred = self.warp.yielding = True
+
+    def error(self, kind: str, reason: str) -> EmulatorError:
+        return getattr(errors, kind)(reason, self.location())
+
+    def trap(self) -> None:
+        raise self.error("KernelTrap", "the kernel executed trap")
+
+    def fail_unsupported(self, at: int, reason: str) -> None:
+        self.at = at
+        raise self.error("UnsupportedInstruction", reason)
+
+    def location(self) -> Location:
+        return self.warp.location(self.at)
+
+    def single_lane(self, what: str) -> int:
+        """The only active lane, for instructions that act once per thread and are meant for one."""
+        if self.mask & (self.mask - 1):
+            raise self.error("DivergenceError", f"{what} by {bin(self.mask).count('1')} lanes at once")
+        return values.lowest_lane(self.mask)
+
+    # Race checks.
+
+    def access(self, asynchronous: bool = False) -> Access:
+        """An access of this warp itself, now."""
+        warp = self.warp
+        return Access(warp.agent, int(warp.clock[ORDERED][warp.agent]) + 1, warp.clock, self.at, asynchronous)
+
+    def pipe_access(self, pipe: Pipe, clock: int, asynchronous: bool) -> Access:
+        """An access of an asynchronous pipe that this warp feeds."""
+        return Access(self.warp.pipes[pipe], clock, self.warp.clock, self.at, asynchronous)
+
+    def race(self, conflict: Conflict | None, what: str, cell_bytes: int = 0, base: int = 0) -> None:
+        """Reports a conflict of the access `what`."""
+        if conflict is None:
+            return
+        cluster = self.warp.cta.cluster
+        earlier = f"{'a write' if conflict.wrote else 'a read'} by {cluster.agents.describe(conflict.agent)}"
+        place = cluster.launch.program.location(conflict.at)
+        why = (
+            "without a fence.proxy.async in between" if conflict.only_unpublished else "and nothing orders the two"
+        )
+        raise RaceError(
+            f"{what} follows {earlier} (PTX line {place.ptx_line}: {errors.shorten(place.ptx_text)}), {why}",
+            self.location(),
+        )
+
+
+class FragmentCache:
+    """wgmma accumulators of a warp in matrix form, by the registers that hold them: saves taking apart a chain's fragments."""
+
+    LIMIT = 32
+
+    def __init__(self) -> None:
+        self.by_first: dict[int, tuple[tuple[Any, ...], np.ndarray]] = {}
+
+    def find(self, registers: tuple[Any, ...]) -> np.ndarray | None:
+        known = self.by_first.pop(id(registers[0]), None)
+        return known[1] if known is not None and all(map(is_, registers, known[0])) else None
+
+    def keep(self, registers: tuple[Any, ...], accumulator: np.ndarray) -> None:
+        if len(self.by_first) >= self.LIMIT:
+            self.by_first.clear()
+        self.by_first[id(registers[0])] = (registers, accumulator)
+
+
+class Warp:
+    """32 threads of a CTA."""
+
+    def __init__(self, cta: Cta, index: int, live: int, tid: tuple[np.ndarray, ...]):
+        launch = cta.cluster.launch
+        self.cta, self.index, self.live = cta, index, live
+        self.launch = launch
+        registers = [POISON[register.bits] for register in launch.program.kernel.registers]
+        self.strands = [Strand(self, live, 0, registers)]
+        self.block_counts = launch.block_counts
+        self.special = {**cta.special, **special_registers(tid), "%warpid": index}
+        self.shared_base = cta.rank << CTA_SHIFT
+        self.parameters = launch.parameters
+        self.symbols = launch.symbols
+        self.yielding = False
+        self.last_at: int | None = None
+        agents = cta.cluster.agents
+        self.pipes = [agents.pipe(cta.rank, index, pipe) for pipe in Pipe]
+        self.agent = self.pipes[Pipe.WARP]
+        self.clock = agents.clock()
+        self.fenced: np.ndarray | None = None  # what a release fence has made available to relaxed arrivals
+        self.issued = [0] * len(Pipe)  # operations (or groups of them) handed to each pipe
+        self.wgmma_open: list[Any] = []
+        self.wgmma_groups: deque[tuple[int, list[Any]]] = deque()
+        self.fragments = FragmentCache()
+        self.copy_groups: deque[list[Any]] = deque()
+        self.copy_open: list[Any] = []
+        self.bulk_open: dict[int, list[Any]] = {}  # by lane: bulk groups belong to threads
+        self.bulk_groups: list[Any] = []
+        self.tensor_loads: list[Any] = []
+        self.tensor_stores: list[Any] = []
+        self.cluster_token: int | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.cta.rank, self.index
+
+    def location(self, at: int | None) -> Location:
+        return self.launch.program.location(at, self.cta.linear, self.index)
+
+    def clock_register(self) -> int:
+        """%clock and its kin: a counter that only grows."""
+        self.launch.ticks += 1
+        return self.launch.ticks
+
+    def release(self) -> np.ndarray | None:
+        """The clock that a releasing operation carries. What the warp does afterwards is not part of it."""
+        if not self.launch.races:
+            return None
+        self.clock[ORDERED][self.agent] += 1
+        return self.clock
+
+    def acquire(self, clock: np.ndarray | None) -> None:
+        if clock is not None:
+            np.maximum(self.clock, clock, out=self.clock)
+
+    def publish(self) -> None:
+        """fence.proxy.async: what happened before is visible to the async proxy from now on."""
+        if self.launch.races:
+            self.clock[ORDERED][self.agent] += 1
+            np.maximum(self.clock[PUBLISHED], self.clock[ORDERED], out=self.clock[PUBLISHED])
+
+    def finished(self, pipe: Pipe, number: int) -> None:
+        """The warp has waited until its pipe completed everything up to `number`."""
+        row = self.clock[ORDERED]
+        row[self.pipes[pipe]] = max(int(row[self.pipes[pipe]]), number)
+
+    def merge_strands(self) -> None:
+        """Joins strands that stand at the same place. Only registers that are still needed are merged."""
+        by_pc: dict[int, Strand] = {}
+        kept = []
+        for strand in self.strands:
+            other = by_pc.get(strand.pc)
+            if other is None or not (_can_merge(strand) and _can_merge(other)):
+                by_pc.setdefault(strand.pc, strand)
+                kept.append(strand)
+                continue
+            self._merge_into(other, strand)
+        self.strands = kept
+
+    def _merge_into(self, target: Strand, source: Strand) -> None:
+        flags = lane_flags(source.mask)
+        mine, theirs = target.registers, source.registers
+        program = self.launch.program
+        for index in program.blocks[target.pc].live_in:
+            old, new = mine[index], theirs[index]
+            if old is not new and not (type(old) is type(new) is int and old == new):
+                mine[index] = merge(flags, new, old, program.kernel.registers[index].bits)
+        target.mask |= source.mask
+        target.wait = None
+
+    def exit_lanes(self, strand: Strand) -> None:
+        self.live &= ~strand.mask
+        self.strands.remove(strand)
+        self.cta.cluster.after_exit(self)
+
+
+def _can_merge(strand: Strand) -> bool:
+    return strand.wait is None or strand.wait.mergeable
+
+
+class Cta:
+    """A CTA: its shared and tensor memory, its barriers, its warps."""
+
+    def __init__(self, cluster: Cluster, rank: int, index: Dim3):
+        launch = cluster.launch
+        self.cluster, self.rank, self.index = cluster, rank, index
+        grid, block = launch.grid, launch.block
+        self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
+        self.shared = SharedMemory(launch.program.static_shared + launch.shared_bytes)
+        self.tensor = TensorMemory()
+        self.shared_shadow = SharedShadow(cluster.agents, self.shared.size) if launch.races else None
+        self.tensor_shadow = TensorShadow(cluster.agents) if launch.races else None
+        self.operand_cache: dict[Any, Any] = {}
+        self.mbarriers: dict[int, MBarrier] = {}
+        self.first_barrier, self.last_barrier = 1 << 32, 0  # the range of offsets that holds mbarriers
+        self.named = [NamedBarrier(number) for number in range(NAMED_BARRIERS)]
+        self.special = _cta_special(self, launch, cluster)
+        threads = block[0] * block[1] * block[2]
+        self.warps = []
+        for first in range(0, threads, LANES):
+            ids = np.arange(first, first + LANES, dtype=np.uint32)
+            tid = (ids % block[0], ids // block[0] % block[1], ids // (block[0] * block[1]))
+            live = FULL_MASK if first + LANES <= threads else (1 << (threads - first)) - 1
+            self.warps.append(Warp(self, first // LANES, live, tid))
+
+    @property
+    def live_threads(self) -> int:
+        return sum(bin(warp.live).count("1") for warp in self.warps)
+
+
+def _cta_special(cta: Cta, launch: Launch, cluster: Cluster) -> dict[str, Any]:
+    ctas = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+    special: dict[str, Any] = {
+        "%cluster_ctarank": cta.rank,
+        "%cluster_nctarank": size,
+        "%is_explicit_cluster": size > 1,
+        "%smid": cta.linear,
+        "%nsmid": ctas,
+        "%gridid": 1,
+        "%nwarpid": -(-launch.block[0] * launch.block[1] * launch.block[2] // LANES),
+        "%dynamic_smem_size": launch.shared_bytes,
+        "%total_smem_size": launch.program.static_shared + launch.shared_bytes,
+    }
+    for position, axis in enumerate("xyz"):
+        special[f"%ntid.{axis}"] = launch.block[position]
+        special[f"%ctaid.{axis}"] = cta.index[position]
+        special[f"%nctaid.{axis}"] = launch.grid[position]
+        special[f"%cluster_ctaid.{axis}"] = cta.index[position] % launch.cluster[position]
+        special[f"%cluster_nctaid.{axis}"] = launch.cluster[position]
+        special[f"%clusterid.{axis}"] = cluster.index[position]
+        special[f"%nclusterid.{axis}"] = launch.grid[position] // launch.cluster[position]
+    return special
+
+
+class Cluster:
+    """The CTAs of one cluster, which run together."""
+
+    def __init__(self, launch: Launch, index: Dim3):
+        self.launch, self.index = launch, index
+        nx, ny, nz = launch.cluster
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        self.agents = Agents(nx * ny * nz, -(-threads // LANES))
+        self.barrier = ClusterBarrier()
+        self.ctas = []
+        for rank in range(nx * ny * nz):
+            inner = (rank % nx, rank // nx % ny, rank // (nx * ny))
+            position = tuple(i * n + j for i, n, j in zip(index, launch.cluster, inner, strict=True))
+            self.ctas.append(Cta(self, rank, position))
+        self.warps = [warp for cta in self.ctas for warp in cta.warps]
+
+    def cta(self, rank: int, strand: Strand) -> Cta:
+        if rank >= len(self.ctas):
+            raise strand.error("OutOfBounds", f"a shared address of CTA {rank} of a cluster of {len(self.ctas)}")
+        return self.ctas[rank]
+
+    @property
+    def done(self) -> bool:
+        return not any(warp.live for warp in self.warps)
+
+    def live_lanes(self) -> dict[tuple[int, int], int]:
+        return {warp.key: warp.live for warp in self.warps if warp.live}
+
+    def after_exit(self, warp: Warp) -> None:
+        self.launch.event()
+        self.barrier.advance(self.live_lanes())
+
+    def check_end(self) -> None:
+        """What must hold when all threads have left."""
+        for cta in self.ctas:
+            if cta.tensor.allocations:
+                left = cta.tensor.allocations
+                columns = ", ".join(f"{count} columns at {first}" for first, count in left.items())
+                location = self.launch.program.location(None, cta.linear)
+                raise errors.TensorMemoryMisuse(f"tensor memory not freed at the end: {columns}", location)
+            for barrier in cta.mbarriers.values():
+                if barrier.transactions:
+                    location = self.launch.program.location(None, cta.linear)
+                    raise errors.BarrierMisuse(f"bulk copies outstanding at the end: {barrier}", location)
+
+
+@dataclass
+class Launch:
+    """Everything that the CTAs of a launch share."""
+
+    program: Program
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    shared_bytes: int
+    parameters: Parameters
+    tensor_maps: dict[int, Any]
+    memory: GlobalMemory
+    schedule: Schedule
+    races: bool
+    symbols: dict[str, int] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    events: int = 0
+    ticks: int = 0
+
+    def __post_init__(self) -> None:
+        self.block_counts = [0] * len(self.program.blocks)
+        self.queue = AsyncQueue(self.schedule, self.event)
+
+    def event(self) -> None:
+        """Something happened that may let a waiting warp go on."""
+        self.events += 1
+
+    def count_instructions(self) -> None:
+        for block, executed in zip(self.program.blocks, self.block_counts, strict=True):
+            if executed:
+                for name, number in block.classes.items():
+                    self.counts.instructions[name] += number * executed
+                for instruction in self.program.kernel.instructions[block.first : block.last]:
+                    self.counts.opcodes[instruction.opcode] += executed
+
+
+def describe_deadlock(clusters: list[Cluster], queue_length: int) -> Deadlock:
+    lines = ["no warp can go on:"]
+    for cluster in clusters:
+        for warp in cluster.warps:
+            for strand in warp.strands:
+                program = cluster.launch.program
+                at = strand.at if strand.wait is None else program.blocks[strand.pc].first
+                place = program.location(at, warp.cta.linear, warp.index)
+                what = strand.wait.describe() if strand.wait else "nothing (it polls)"
+                lanes = "" if strand.mask == warp.live else f" lanes {strand.mask:#010x}"
+                source = f" ({place.source})" if place.source else ""
+                lines.append(
+                    f"  CTA {warp.cta.linear} warp {warp.index}{lanes}: line {place.ptx_line}{source} waits for {what}"
+                )
+    if queue_length:
+        lines.append(f"  {queue_length} asynchronous operations have not run")
+    return Deadlock("\n".join(lines), clusters[0].launch.program.location(None))
+
+

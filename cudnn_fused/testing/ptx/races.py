@@ -1,0 +1,225 @@
+"""Happens-before checks by vector clocks, over shared and tensor memory.
+
+Agents are the warps and the asynchronous pipes they feed: a warp's tensor-core pipe, its bulk-store groups, its cp.async
+groups, its tensor-memory loads and stores, and every mbarrier (for the bulk copies that complete on it). Operations of one
+agent complete in order, so one counter per agent says how many of them an observer may rely on: its *clock* of that agent.
+Clocks travel with barrier arrivals, commits and completed transactions, and are joined by waits.
+
+A clock has two rows. Row ORDERED holds what happened before; row PUBLISHED what of it a `fence.proxy.async` has made visible
+to the async proxy. An asynchronous access must find earlier ordinary (generic-proxy) writes in the second row.
+
+Two accesses race if one writes, they touch the same 4-byte word, and the clock of the later one does not contain the earlier.
+A warp counts as one agent, so exchanges inside a warp are not checked; accesses narrower than a word are checked only
+against writes of the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from . import tensor_memory
+from .memory import WORD
+
+ORDERED, PUBLISHED = 0, 1
+_AGENT_SHIFT, _CLOCK_SHIFT = 44, 20
+_CLOCK_MASK = (1 << (_AGENT_SHIFT - _CLOCK_SHIFT)) - 1
+_LINE_MASK = (1 << _CLOCK_SHIFT) - 1
+_EVERYTHING = 1 << 62
+MBARRIERS_PER_CTA = 160
+
+
+class Pipe(IntEnum):
+    """The agents of one warp."""
+
+    WARP = 0
+    MMA = 1
+    BULK = 2
+    COPY = 3
+    TENSOR_LOAD = 4
+    TENSOR_STORE = 5
+
+
+_PIPE_NAMES = {
+    Pipe.WARP: "",
+    Pipe.MMA: "the tensor core, fed by ",
+    Pipe.BULK: "a bulk copy of ",
+    Pipe.COPY: "a cp.async of ",
+    Pipe.TENSOR_LOAD: "a tcgen05.ld of ",
+    Pipe.TENSOR_STORE: "a tcgen05.st of ",
+}
+_GENERIC_PIPES = {Pipe.WARP, Pipe.COPY}
+
+
+@dataclass
+class Access:
+    """Who accesses: an agent and the value its counter has while the operation is under way, the clock it may rely on, the
+    instruction, and whether the access goes through the async proxy."""
+
+    agent: int
+    clock: int
+    knows: np.ndarray
+    at: int
+    asynchronous: bool
+
+    @property
+    def key(self) -> int:
+        return (self.agent << _AGENT_SHIFT) | (self.clock << _CLOCK_SHIFT) | self.at
+
+
+@dataclass
+class Conflict:
+    """The earlier access of a race."""
+
+    agent: int
+    at: int
+    position: int
+    wrote: bool
+    only_unpublished: bool
+
+
+@dataclass
+class Agents:
+    """Numbers the agents of one cluster. Agent 0 is nobody."""
+
+    ctas: int
+    warps: int
+    barriers: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.count = 1 + self.ctas * self.warps * len(Pipe)
+        self.capacity = self.count + self.ctas * MBARRIERS_PER_CTA
+        self.generic = np.zeros(self.capacity, bool)
+        for pipe in _GENERIC_PIPES:
+            self.generic[1 + pipe : self.count : len(Pipe)] = True
+
+    def clock(self) -> np.ndarray:
+        return np.zeros((2, self.capacity), np.int64)
+
+    def pipe(self, cta: int, warp: int, pipe: Pipe) -> int:
+        return 1 + (cta * self.warps + warp) * len(Pipe) + pipe
+
+    def barrier(self, cta: int, offset: int) -> int:
+        """The agent of the bulk copies that complete on one mbarrier."""
+        if (cta, offset) not in self.barriers:
+            if self.count == self.capacity:
+                raise MemoryError(f"more than {MBARRIERS_PER_CTA} mbarriers per CTA")
+            self.barriers[cta, offset] = self.count
+            self.count += 1
+        return self.barriers[cta, offset]
+
+    def describe(self, agent: int) -> str:
+        for (cta, offset), number in self.barriers.items():
+            if number == agent:
+                return f"a bulk copy that completes on the mbarrier at offset {offset} of the cluster's CTA {cta}"
+        warp, pipe = divmod(agent - 1, len(Pipe))
+        return f"{_PIPE_NAMES[Pipe(pipe)]}warp {warp % self.warps} of the cluster's CTA {warp // self.warps}"
+
+    def visible(self, access: Access) -> np.ndarray:
+        """For each agent, up to where the access may rely on its writes."""
+        knows = access.knows
+        visible = np.where(self.generic, knows[PUBLISHED], knows[ORDERED]) if access.asynchronous else knows[ORDERED].copy()
+        visible[access.agent] = _EVERYTHING
+        return visible
+
+
+class Shadow:
+    """Last writer and last readers of every cell of a memory. Cells are addressed by any NumPy index of `shape`."""
+
+    def __init__(self, agents: Agents, shape: tuple[int, ...]):
+        self.agents = agents
+        self.shape = shape
+        self.writer = np.zeros(shape, np.int64)
+        self.readers: dict[int, np.ndarray] = {}
+
+    def _unordered_write(self, index: Any, access: Access, visible: np.ndarray) -> Conflict | None:
+        keys = self.writer[index]
+        flat = keys.reshape(-1)
+        first = int(flat[0])
+        if (flat == first).all():
+            if (first >> _CLOCK_SHIFT) & _CLOCK_MASK <= visible[first >> _AGENT_SHIFT]:
+                return None
+            return self._conflict(first, 0, access, wrote=True)
+        bad = (flat >> _CLOCK_SHIFT) & _CLOCK_MASK > visible[flat >> _AGENT_SHIFT]
+        if not bad.any():
+            return None
+        position = int(np.flatnonzero(bad)[0])
+        return self._conflict(int(flat[position]), position, access, wrote=True)
+
+    def _conflict(self, key: int, position: int, access: Access, wrote: bool) -> Conflict:
+        agent, clock = key >> _AGENT_SHIFT, (key >> _CLOCK_SHIFT) & _CLOCK_MASK
+        return Conflict(agent, key & _LINE_MASK, position, wrote, bool(clock <= access.knows[ORDERED][agent]))
+
+    def read(self, index: Any, access: Access) -> Conflict | None:
+        """Records a read; the conflict if an unordered write precedes it."""
+        conflict = self._unordered_write(index, access, self.agents.visible(access))
+        readers = self.readers.get(access.agent)
+        if readers is None:
+            readers = self.readers[access.agent] = np.zeros(self.shape, np.int64)
+        readers[index] = access.key
+        return conflict
+
+    def write(self, index: Any, access: Access) -> Conflict | None:
+        """Records a write; the conflict if an unordered write or read precedes it."""
+        conflict = self._unordered_write(index, access, self.agents.visible(access))
+        if conflict is None:
+            conflict = self._unordered_read(index, access)
+        self.writer[index] = access.key
+        return conflict
+
+    def _unordered_read(self, index: Any, access: Access) -> Conflict | None:
+        for agent, keys in self.readers.items():
+            if agent == access.agent:
+                continue
+            found = keys[index]
+            last = int(found.max())
+            if (last >> _CLOCK_SHIFT) & _CLOCK_MASK > access.knows[ORDERED][agent]:
+                return self._conflict(last, int(found.argmax()), access, wrote=False)
+        return None
+
+    def forget(self, index: Any) -> None:
+        """Makes cells as if nobody had touched them (newly allocated tensor memory)."""
+        self.writer[index] = 0
+        for keys in self.readers.values():
+            keys[index] = 0
+
+
+class SharedShadow(Shadow):
+    """Shared memory in words. Narrower accesses are compared byte by byte with the last write."""
+
+    def __init__(self, agents: Agents, size: int):
+        super().__init__(agents, (size // WORD,))
+        self.bytes_written = np.full(size // WORD, 0xF, np.uint8)
+
+    def narrow(self, offsets: np.ndarray, width: int, access: Access, write: bool) -> Conflict | None:
+        """An access of 1 or 2 bytes at each of `offsets`."""
+        words = offsets // WORD
+        touched = (((1 << width) - 1) << (offsets % WORD)).astype(np.uint8)
+        keys = self.writer[words]
+        visible = self.agents.visible(access)
+        late = (keys >> _CLOCK_SHIFT) & _CLOCK_MASK > visible[keys >> _AGENT_SHIFT]
+        bad = late & ((self.bytes_written[words] & touched) != 0)
+        conflict = None
+        if bad.any():
+            position = int(np.flatnonzero(bad)[0])
+            conflict = self._conflict(int(keys[position]), position, access, wrote=True)
+        if write:
+            same = keys == access.key
+            self.bytes_written[words[~same]] = 0
+            np.bitwise_or.at(self.bytes_written, words, touched)
+            self.writer[words] = access.key
+        return conflict
+
+    def write(self, index: Any, access: Access) -> Conflict | None:
+        self.bytes_written[index] = 0xF
+        return super().write(index, access)
+
+
+class TensorShadow(Shadow):
+    """Tensor memory, indexed [lane, column]."""
+
+    def __init__(self, agents: Agents):
+        super().__init__(agents, (tensor_memory.LANES, tensor_memory.COLUMNS))

@@ -1,0 +1,593 @@
+"""Emitters and handlers of the tensor cores: wgmma (sm_90a) and tcgen05 (sm_100a).
+
+Accumulation: one K = 16 step is summed in float64 together with the accumulator and rounded once to FP32
+(`matrix.Accumulation.STEPWISE`). Hardware does not say how it adds inside a step; wherever all partial sums are exact in FP32
+the results agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from . import matrix, tensor_memory, values
+from .barrier_ops import find_mbarrier
+from .errors import UninitializedRead, UnsupportedInstruction
+from .machine import Cta, Strand, Wait, Warp
+from .matrix import K_STEP, InstructionDescriptor, Major, SharedDescriptor
+from .memory import CHUNK, WORD
+from .memory_ops import store
+from .parser import Address, Instruction, Vector
+from .races import ORDERED, Access, Pipe
+from .translate import CTA_SHIFT, PENDING, Blocking, Effect, Modifiers, Translator, emits
+from .values import FULL_MASK, LANES, Value
+
+_WORDS_PER_CHUNK = CHUNK // WORD
+_CHUNK_WORDS = np.arange(_WORDS_PER_CHUNK)
+_ELEMENTS_PER_CHUNK = 8
+_PENDING_BITS = 0x7FFFDEAD  # what a destination register holds while its operation is under way: a NaN
+_FULL_WARP = "by a warp of which not all lanes take part"
+
+
+# Shared-memory operands.
+
+
+@lru_cache(maxsize=8192)
+def _decode(bits: int, blackwell: bool) -> SharedDescriptor:
+    return SharedDescriptor.from_tcgen05(bits) if blackwell else SharedDescriptor.from_wgmma(bits)
+
+
+@lru_cache(maxsize=8192)
+def _chunks(descriptor: SharedDescriptor, major: Major, rows: int, first: int, count: int, shared_bytes: int) -> np.ndarray:
+    """The chunks of rows [first, first + count) of an operand: [rows, 2] if K-major, [16, rows / 8] if MN-major."""
+    chunks = matrix.operand_chunks(descriptor, major, rows, shared_bytes=shared_bytes)
+    if major is Major.K:
+        return chunks[first : first + count]
+    return chunks[:, first // _ELEMENTS_PER_CHUNK : (first + count) // _ELEMENTS_PER_CHUNK]
+
+
+@lru_cache(maxsize=8192)
+def _chunk_words(descriptor: SharedDescriptor, major: Major, rows: int, first: int, count: int, shared_bytes: int) -> np.ndarray:
+    chunks = _chunks(descriptor, major, rows, first, count, shared_bytes)
+    return (chunks.reshape(-1, 1) * _WORDS_PER_CHUNK + _CHUNK_WORDS).reshape(-1)
+
+
+class Operand:
+    """Rows [first, first + count) of a matrix in the shared memory of one CTA."""
+
+    def __init__(self, cta: Cta, descriptor: SharedDescriptor, major: Major, rows: int, first: int = 0, count: int | None = None):
+        self.cta, self.major = cta, major
+        self.key = (descriptor, major, rows, first, rows if count is None else count, cta.shared.size)
+
+    def check_race(self, strand: Strand, access: Access | None) -> None:
+        if access is not None:
+            conflict = self.cta.shared_shadow.read(_chunk_words(*self.key), access)
+            strand.race(conflict, "the tensor core's read of shared memory")
+
+    def values(self, dtype: str, negate: bool) -> np.ndarray:
+        """float64 values [rows, 16]; cached until the CTA's shared memory changes."""
+        shared = self.cta.shared
+        cache = self.cta.operand_cache
+        key = (*self.key, dtype, negate)
+        found = cache.get(key)
+        if found is not None and found[0] == shared.version:
+            return found[1]
+        chunks = _chunks(*self.key)
+        if not shared.written_chunks[chunks].all():
+            raise UninitializedRead("the tensor core reads shared memory that nothing wrote")
+        bits = shared.chunks[chunks].view(np.uint16)
+        result = matrix.operand_values(bits if self.major is Major.K else bits.T, dtype, negate)
+        if len(cache) > 64:
+            cache.clear()
+        cache[key] = (shared.version, result)
+        return result
+
+    def reader(self, dtype: str, negate: bool) -> Callable[[], np.ndarray]:
+        return lambda: self.values(dtype, negate)
+
+    def useful(self) -> np.ndarray:
+        """For each chunk along K, how many rows hold something else than fill (MN-major: for each k, in chunks of 8 rows)."""
+        flags = self.cta.shared.useful_chunks[_chunks(*self.key)]
+        if self.major is Major.K:
+            return flags.sum(axis=0).repeat(_ELEMENTS_PER_CHUNK)
+        return flags.sum(axis=1) * _ELEMENTS_PER_CHUNK
+
+
+def _count_macs(strand: Strand, a: list[Operand], b: list[Operand], m: int, n: int) -> Callable[[], None]:
+    counts = strand.warp.launch.counts
+
+    def count() -> None:
+        counts.macs_issued += m * n * K_STEP
+        rows = sum(operand.useful() for operand in a) if a else np.full(K_STEP, m)
+        counts.macs_useful += int((rows * sum(operand.useful() for operand in b)).sum())
+
+    counts.bytes["shared to tensor core"] += sum(operand.key[4] * K_STEP * 2 for operand in (*a, *b))
+    return count
+
+
+# wgmma: a warp computes 16 of the 64 rows. The four warps of a group need not run in step here.
+
+
+def _accumulator(warp: Warp, registers: tuple[Value, ...]) -> np.ndarray:
+    """The 16 rows of a warp's accumulator as a float32 matrix."""
+    known = warp.fragments.find(registers)
+    if known is not None:
+        return known
+    fragment = np.stack([values.as_lanes(register, 32) for register in registers])
+    return matrix.accumulator_from_fragment(fragment.view(np.float32))
+
+
+def wgmma(
+    strand: Strand,
+    accumulators: tuple[Value, ...],
+    a: Value | tuple[Value, ...],
+    b: Value,
+    scale_d: Value,
+    negate: tuple[bool, bool],
+    majors: tuple[Major, Major],
+    n: int,
+    dtype: str,
+) -> tuple[np.ndarray, ...]:
+    """wgmma.mma_async: the new accumulator registers, which are filled when the operation is performed."""
+    warp = strand.warp
+    if strand.mask != FULL_MASK:
+        raise strand.error("DivergenceError", f"wgmma {_FULL_WARP}")
+    matrix.check_wgmma_shape(n)
+    first = 16 * (warp.index % 4)
+    access = None
+    if warp.launch.races:
+        access = strand.pipe_access(Pipe.MMA, warp.issued[Pipe.MMA] + 1, asynchronous=True)
+    operand_a = None
+    if not isinstance(a, tuple):
+        operand_a = Operand(warp.cta, _decode(_uniform(strand, a, "the descriptor of A"), False), majors[0], 64, first, 16)
+        operand_a.check_race(strand, access)
+    operand_b = Operand(warp.cta, _decode(_uniform(strand, b, "the descriptor of B"), False), majors[1], n)
+    operand_b.check_race(strand, access)
+    accumulate = values.uniform(scale_d, strand.mask)
+    count = _count_macs(strand, [operand_a] if operand_a else [], [operand_b], 16, n)
+    result = np.full((len(accumulators), LANES), _PENDING_BITS, np.uint32)
+    registers = tuple(result)
+
+    def run() -> None:
+        count()
+        if operand_a is None:
+            bits = matrix.a_from_fragment(np.stack([values.as_lanes(register, 32) for register in a]))
+            left = matrix.operand_values(bits, dtype, negate[0])
+        else:
+            left = operand_a.values(dtype, negate[0])
+        accumulator = _accumulator(warp, accumulators) if accumulate else None
+        product = matrix.multiply_accumulate(accumulator, left, operand_b.values(dtype, negate[1]))
+        result.view(np.float32)[...] = matrix.accumulator_to_fragment(product)
+        warp.fragments.keep(registers, product)
+
+    warp.wgmma_open.append(warp.launch.queue.submit(("wgmma", id(warp)), run, strand.location()))
+    return registers
+
+
+def _uniform(strand: Strand, value: Value, what: str) -> int:
+    shared = values.uniform(value, strand.mask)
+    if shared is None:
+        raise strand.error("DescriptorError", f"{what} differs between lanes")
+    return shared
+
+
+def wgmma_commit(strand: Strand) -> None:
+    warp = strand.warp
+    warp.issued[Pipe.MMA] += 1
+    warp.wgmma_groups.append((warp.issued[Pipe.MMA], warp.wgmma_open))
+    warp.wgmma_open = []
+
+
+def wgmma_wait(strand: Strand, pending: int) -> None:
+    warp = strand.warp
+    while len(warp.wgmma_groups) > pending:
+        number, operations = warp.wgmma_groups.popleft()
+        for operation in operations:
+            warp.launch.queue.finish(operation)
+        warp.finished(Pipe.MMA, number)
+
+
+# tcgen05.mma: issued by one thread; with two CTAs, each holds half of A's rows, half of B's and its own half of D.
+
+
+def _pair(strand: Strand, cta_group: int) -> list[Cta]:
+    cta = strand.warp.cta
+    if cta_group == 1:
+        return [cta]
+    cluster = cta.cluster
+    if len(cluster.ctas) < 2:
+        raise strand.error("DescriptorError", "cta_group::2 in a cluster of one CTA")
+    return [cluster.cta(cta.rank & ~1, strand), cluster.cta(cta.rank | 1, strand)]
+
+
+def tensor_mma(
+    strand: Strand, mask: int, target: Value, a: Value, b: Value, instruction: Value, enable: Value, cta_group: int, a_in_tensor: bool
+) -> None:
+    """tcgen05.mma.kind::f16, dense."""
+    warp = strand.warp
+    lane = values.lowest_lane(mask)
+    if mask & (mask - 1):
+        raise strand.error("DivergenceError", "tcgen05.mma by several lanes at once")
+    address, descriptor_a, descriptor_b = (values.lane_value(value, lane) for value in (target, a, b))
+    accumulate = bool(values.lane_value(enable, lane))
+    description = _instruction_descriptor(values.lane_value(instruction, lane), cta_group)
+    ctas = _pair(strand, cta_group)
+    rows, columns = description.m // cta_group, description.n // cta_group
+    right = [Operand(cta, _decode(descriptor_b, True), description.b_major, columns) for cta in ctas]
+    left = []
+    if not a_in_tensor:
+        left = [Operand(cta, _decode(descriptor_a, True), description.a_major, rows) for cta in ctas]
+    placement = tensor_memory.accumulator_placement(description.m, description.n, cta_group)
+    regions = [region for region, _ in placement.regions(address)]
+    for cta in ctas:
+        cta.tensor.require_allocated(address & tensor_memory.FIELD_MASK, placement.column_span, "tcgen05.mma")
+    access = None
+    if warp.launch.races:
+        access = strand.pipe_access(Pipe.MMA, warp.issued[Pipe.MMA] + 1, asynchronous=True)
+        for operand in (*left, *right):
+            operand.check_race(strand, access)
+        for cta in ctas:
+            for region in regions:
+                strand.race(cta.tensor_shadow.write(region, access), "the tensor core's write of tensor memory")
+    if a_in_tensor:
+        sources = [_tensor_operand(strand, cta, descriptor_a, description, cta_group, access) for cta in ctas]
+    else:
+        sources = [operand.reader(description.a_type, description.negate_a) for operand in left]
+    count = _count_macs(strand, left, right, description.m, description.n)
+
+    def run() -> None:
+        count()
+        second = [operand.values(description.b_type, description.negate_b) for operand in right]
+        rhs = second[0] if len(second) == 1 else np.concatenate(second)
+        for cta, source in zip(ctas, sources, strict=True):
+            _accumulate(cta.tensor, placement, address, regions, source(), rhs, accumulate)
+
+    warp.launch.queue.submit(("mma", id(warp)), run, strand.location())
+
+
+def _accumulate(
+    tensor: tensor_memory.TensorMemory,
+    placement: tensor_memory.Placement,
+    address: int,
+    regions: list[tuple[Any, Any]],
+    lhs: np.ndarray,
+    rhs: np.ndarray,
+    accumulate: bool,
+) -> None:
+    """D = A B + D, or A B, in one CTA."""
+    before = None
+    if accumulate:
+        for region in regions:
+            tensor.require_written(region, "the tensor core's accumulation")
+        plain = len(regions) == 1
+        before = (tensor.data[regions[0]] if plain else placement.read(tensor.data, address)).view(np.float32)
+    placement.write(tensor.data, address, matrix.multiply_accumulate(before, lhs, rhs))
+    for region in regions:
+        tensor.written[region] = True
+
+
+@lru_cache(maxsize=256)
+def _instruction_descriptor(bits: int, cta_group: int) -> InstructionDescriptor:
+    description = InstructionDescriptor.from_bits(bits)
+    description.check(cta_group)
+    if description.d_type != "f32":
+        raise UnsupportedInstruction("tcgen05.mma with an accumulator of f16 is not modelled")
+    return description
+
+
+def _tensor_operand(
+    strand: Strand, cta: Cta, address: int, description: InstructionDescriptor, cta_group: int, access: Access | None
+) -> Callable[[], np.ndarray]:
+    """Reads A of one CTA from tensor memory."""
+    placement = tensor_memory.a_placement(description.m, cta_group)
+    what = "the tensor core's read of A"
+    cta.tensor.require_allocated(address & tensor_memory.FIELD_MASK, placement.column_span, what)
+    regions = [region for region, _ in placement.regions(address)]
+    if access is not None:
+        for region in regions:
+            strand.race(cta.tensor_shadow.read(region, access), f"{what} in tensor memory")
+
+    def read() -> np.ndarray:
+        for region in regions:
+            cta.tensor.require_written(region, what)
+        bits = placement.read(cta.tensor.data, address).view(np.uint16)
+        return matrix.operand_values(bits, description.a_type, description.negate_a)
+
+    return read
+
+
+def tensor_commit(strand: Strand, mask: int, address: Value, multicast: Value | None) -> None:
+    """tcgen05.commit: arrives once all earlier tcgen05.mma of this thread are done."""
+    warp = strand.warp
+    lane = values.lowest_lane(mask)
+    if mask & (mask - 1):
+        raise strand.error("DivergenceError", "tcgen05.commit by several lanes at once")
+    place = values.lane_value(address, lane)
+    if multicast is None:
+        targets = [find_mbarrier(strand, place)]
+    else:
+        ranks = [rank for rank in range(16) if (values.lane_value(multicast, lane) >> rank) & 1]
+        offset = place & ((1 << CTA_SHIFT) - 1)
+        targets = [find_mbarrier(strand, (rank << CTA_SHIFT) | offset) for rank in ranks]
+    warp.issued[Pipe.MMA] += 1
+    clock = None
+    if warp.launch.races:
+        clock = warp.clock.copy()
+        clock[ORDERED][warp.pipes[Pipe.MMA]] = warp.issued[Pipe.MMA]
+
+    def run() -> None:
+        for barrier in targets:
+            barrier.arrive(1, clock)
+
+    warp.launch.queue.submit(("mma", id(warp)), run, strand.location())
+
+
+# Tensor memory: allocation, loads, stores.
+
+
+class AllocationWait(Wait):
+    def __init__(self, cta: Cta, columns: int):
+        self.cta, self.columns = cta, columns
+        self.before = dict(cta.tensor.allocations)
+
+    def ready(self) -> bool:
+        return self.cta.tensor.allocations != self.before
+
+    def describe(self) -> str:
+        return f"{self.columns} free columns of tensor memory; allocated are {self.before}"
+
+
+def tensor_allocate(strand: Strand, target: Value, columns: Value) -> Any:
+    warp = strand.warp
+    if not strand.converged(warp.live):
+        return PENDING
+    count = _uniform(strand, columns, "the number of columns")
+    start = warp.cta.tensor.allocate(count)
+    if start is None:
+        strand.wait = AllocationWait(warp.cta, count)
+        return PENDING
+    strand.wait = None
+    if warp.cta.tensor_shadow is not None:
+        warp.cta.tensor_shadow.forget((slice(None), slice(start, start + count)))
+    store(strand, strand.mask, "shared", _uniform(strand, target, "the address"), (start,), WORD)
+    return None
+
+
+def tensor_free(strand: Strand, address: Value, columns: Value) -> None:
+    place, count = _uniform(strand, address, "the address"), _uniform(strand, columns, "the number of columns")
+    cta = strand.warp.cta
+    if cta.tensor_shadow is not None:
+        region = (slice(None), slice(place & 0xFFFF, (place & 0xFFFF) + count))
+        strand.race(cta.tensor_shadow.write(region, strand.access()), "tcgen05.dealloc")
+    cta.tensor.free(place, count)
+    strand.warp.launch.event()
+
+
+def tensor_relinquish(strand: Strand) -> None:
+    strand.warp.cta.tensor.relinquish_permit()
+
+
+def _region(strand: Strand, address: int, cells: tensor_memory.Access, what: str) -> tuple[Any, Any]:
+    """The cells of a warp's access in tensor memory, checked."""
+    if strand.mask != FULL_MASK:
+        raise strand.error("DivergenceError", f"{what} {_FULL_WARP}")
+    warp = strand.warp
+    warp.cta.tensor.require_allocated(address & tensor_memory.FIELD_MASK, cells.column_span, what)
+    return cells.region(address, warp.index)
+
+
+def tensor_load(strand: Strand, address: Value, shape: str, num: int, packed: bool, half_split: int) -> tuple[np.ndarray, ...]:
+    """tcgen05.ld: registers that are filled when the load is performed, by tcgen05.wait::ld at the latest."""
+    warp = strand.warp
+    cells = tensor_memory.access(shape, num, packed=packed, half_split=half_split)
+    index = _region(strand, _uniform(strand, address, "the address"), cells, "tcgen05.ld")
+    tensor = warp.cta.tensor
+    warp.issued[Pipe.TENSOR_LOAD] += 1
+    if warp.cta.tensor_shadow is not None:
+        access = strand.pipe_access(Pipe.TENSOR_LOAD, warp.issued[Pipe.TENSOR_LOAD], asynchronous=False)
+        strand.race(warp.cta.tensor_shadow.read(index, access), "a read of tensor memory")
+    warp.launch.counts.bytes["tensor memory to registers"] += LANES * cells.registers * WORD
+    result = np.full((cells.registers, LANES), _PENDING_BITS, np.uint32)
+
+    def run() -> None:
+        tensor.require_written(index, "tcgen05.ld")
+        result[...] = cells.to_registers(tensor.data[index])
+
+    warp.tensor_loads.append(warp.launch.queue.submit(("tcgen05.ld", id(warp)), run, strand.location()))
+    return tuple(result) if cells.registers > 1 else result[0]
+
+
+def tensor_store(strand: Strand, address: Value, sources: tuple[Value, ...], shape: str, num: int, packed: bool, half_split: int) -> None:
+    """tcgen05.st."""
+    warp = strand.warp
+    tensor = warp.cta.tensor
+    cells = tensor_memory.access(shape, num, packed=packed, half_split=half_split)
+    index = _region(strand, _uniform(strand, address, "the address"), cells, "tcgen05.st")
+    warp.issued[Pipe.TENSOR_STORE] += 1
+    if warp.cta.tensor_shadow is not None:
+        access = strand.pipe_access(Pipe.TENSOR_STORE, warp.issued[Pipe.TENSOR_STORE], asynchronous=False)
+        strand.race(warp.cta.tensor_shadow.write(index, access), "a write of tensor memory")
+    warp.launch.counts.bytes["registers to tensor memory"] += LANES * cells.registers * WORD
+    registers = np.stack([values.as_lanes(source, 32) for source in sources])
+
+    def run() -> None:
+        tensor.data[index] = cells.to_cells(registers)
+        tensor.written[index] = True
+
+    warp.tensor_stores.append(warp.launch.queue.submit(("tcgen05.st", id(warp)), run, strand.location()))
+
+
+def tensor_wait(strand: Strand, loads: bool) -> None:
+    """tcgen05.wait::ld and ::st."""
+    warp = strand.warp
+    operations = warp.tensor_loads if loads else warp.tensor_stores
+    for operation in operations:
+        warp.launch.queue.finish(operation)
+    operations.clear()
+    pipe = Pipe.TENSOR_LOAD if loads else Pipe.TENSOR_STORE
+    warp.finished(pipe, warp.issued[pipe])
+
+
+def nothing() -> None:
+    """An instruction without effect on results."""
+
+
+# Emitters.
+
+
+def _tuple(t: Translator, operand: object, kind: str = "b32") -> str:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    return "(" + "".join(t.source(item, kind) + ", " for item in items) + ")"
+
+
+def _aligned(m: Modifiers) -> None:
+    m.need("sync")
+    m.need("aligned")
+
+
+@emits("wgmma.mma_async")
+def _emit_wgmma(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    _aligned(m)
+    dtype = m.rest[-1]
+    shape = m.rest[0]
+    if m.rest[1:] != ["f32", dtype, dtype] or dtype not in ("bf16", "f16") or not shape.endswith("k16"):
+        raise UnsupportedInstruction(f"wgmma.{'.'.join(m.rest)} is not modelled")
+    m.rest.clear()
+    n = int(shape[len("m64n") : -len("k16")])
+    target, a, b, scale_d, *rest = i.operands
+    from_registers = isinstance(a, Vector)
+    scales = [operand.value for operand in rest[:2]]
+    transposes = [operand.value for operand in rest[2:]]
+    majors = [Major(value) for value in ([0, *transposes] if from_registers else transposes)]
+    if len(majors) != 2 or any(scale not in (1, -1) for scale in scales):
+        raise UnsupportedInstruction("wgmma with these immediates is not modelled")
+    negate = tuple(scale == -1 for scale in scales)
+    left = _tuple(t, a) if from_registers else t.source(a, "u64")
+    call = (
+        f"{t.bind(wgmma, 'wgmma')}(s, {_tuple(t, target)}, {left}, {t.source(b, 'u64')}, {t.source(scale_d, 'pred')}, "
+        f"{negate}, {t.bind(tuple(majors), 'majors')}, {n}, {dtype!r})"
+    )
+    return Effect((target,), call)
+
+
+@emits("wgmma.fence")
+def _emit_wgmma_fence(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    _aligned(m)
+    return Effect((), f"{t.bind(nothing, 'nothing')}()")
+
+
+@emits("wgmma.commit_group")
+def _emit_wgmma_commit(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    _aligned(m)
+    return Effect((), f"{t.bind(wgmma_commit, 'wgmma_commit')}(s)")
+
+
+@emits("wgmma.wait_group")
+def _emit_wgmma_wait(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    _aligned(m)
+    return Effect((), f"{t.bind(wgmma_wait, 'wgmma_wait')}(s, {i.operands[0].value})")
+
+
+def _group(m: Modifiers) -> int:
+    return int(m.need("cta_group::1", "cta_group::2")[-1])
+
+
+_COLLECTORS = tuple(f"collector::a::{use}" for use in ("discard", "fill", "use", "lastuse"))
+
+
+@emits("tcgen05.mma")
+def _emit_tensor_mma(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    group = _group(m)
+    m.need("kind::f16")
+    m.take(*_COLLECTORS)
+    target, a, b, description, *rest = i.operands
+    if len(rest) == 2 and isinstance(rest[0], Vector):
+        if any(getattr(item, "value", None) != 0 for item in rest[0].items):
+            raise UnsupportedInstruction("tcgen05.mma with disabled lanes is not modelled")
+        rest = rest[1:]
+    if len(rest) != 1:
+        raise UnsupportedInstruction("tcgen05.mma with scale-input-d is not modelled")
+    in_tensor = isinstance(a, Address)
+    left = t.address(a, 32) if in_tensor else t.source(a, "u64")
+    call = (
+        f"{t.bind(tensor_mma, 'tensor_mma')}(s, {{mask}}, {t.address(target, 32)}, {left}, {t.source(b, 'u64')}, "
+        f"{t.source(description, 'u32')}, {t.source(rest[0], 'pred')}, {group}, {in_tensor})"
+    )
+    return Effect((), call)
+
+
+@emits("tcgen05.commit")
+def _emit_commit(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    _group(m)
+    m.need("mbarrier::arrive::one")
+    m.take("shared::cluster")
+    multicast = m.flag("multicast::cluster")
+    m.need("b64")
+    cast = t.source(i.operands[1], "u16") if multicast else "None"
+    return Effect((), f"{t.bind(tensor_commit, 'tensor_commit')}(s, {{mask}}, {t.address(i.operands[0])}, {cast})")
+
+
+@emits("tcgen05.alloc", blocking=True)
+def _emit_allocate(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
+    _group(m)
+    _aligned(m)
+    m.take("shared::cta")
+    m.need("b32")
+    address = t.address(i.operands[0])
+    return Blocking((), f"{t.bind(tensor_allocate, 'tensor_allocate')}(s, {address}, {t.source(i.operands[1], 'u32')})")
+
+
+@emits("tcgen05.dealloc")
+def _emit_free(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    _group(m)
+    _aligned(m)
+    m.need("b32")
+    address, columns = (t.source(operand, "u32") for operand in i.operands)
+    return Effect((), f"{t.bind(tensor_free, 'tensor_free')}(s, {address}, {columns})")
+
+
+@emits("tcgen05.relinquish_alloc_permit")
+def _emit_relinquish(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    _group(m)
+    _aligned(m)
+    return Effect((), f"{t.bind(tensor_relinquish, 'relinquish')}(s)")
+
+
+def _shape(m: Modifiers, packing: str) -> tuple[str, int, bool]:
+    _aligned(m)
+    shape = m.need("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
+    num = int(m.need(*(f"x{1 << power}" for power in range(8)))[1:])
+    packed = m.flag(packing)
+    m.need("b32")
+    return shape, num, packed
+
+
+@emits("tcgen05.ld")
+def _emit_tensor_load(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    shape, num, packed = _shape(m, "pack::16b")
+    split = i.operands[2].value if len(i.operands) > 2 else 0
+    address = t.address(i.operands[1], 32)
+    return Effect((i.operands[0],), f"{t.bind(tensor_load, 'tensor_load')}(s, {address}, {shape!r}, {num}, {packed}, {split})")
+
+
+@emits("tcgen05.st")
+def _emit_tensor_store(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    shape, num, packed = _shape(m, "unpack::16b")
+    split = i.operands[1].value if len(i.operands) > 2 else 0
+    sources = _tuple(t, i.operands[-1])
+    call = f"{t.bind(tensor_store, 'tensor_store')}(s, {t.address(i.operands[0], 32)}, {sources}, {shape!r}, {num}, {packed}, {split})"
+    return Effect((), call)
+
+
+@emits("tcgen05.wait::ld", "tcgen05.wait::st")
+def _emit_tensor_wait(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    _aligned(m)
+    return Effect((), f"{t.bind(tensor_wait, 'tensor_wait')}(s, {i.parts[1] == 'wait::ld'})")
+
+
+@emits("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
+def _emit_tensor_fence(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    return Effect((), f"{t.bind(nothing, 'nothing')}()")

@@ -1,0 +1,498 @@
+"""Kernels to Python: every basic block becomes one generated function, every opcode a small emitter in a table.
+
+A block function takes a strand (the lanes of a warp that run together), its registers and its warp, and returns the index of
+the block that comes next. Emitters live in `alu`, `memory_ops`, `async_ops`, `barrier_ops` and `tensor_ops`; each one reads
+the modifiers of its instruction, all of them, and returns how to execute it:
+
+- `Pure(targets, expression)`: registers from registers;
+- `Effect(targets, call)`: anything that touches memory or barriers; `{mask}` in the call stands for the active lanes;
+- `Blocking(targets, call)`: as an effect, but the call may return `PENDING`; the block is then run again later;
+- `Control(statement)`: the end of a block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import counts, values
+from .errors import Location, UnsupportedInstruction
+from .parser import SINK, TYPE_BYTES, Address, FloatBits, Immediate, Instruction, Kernel, Module, Negated, Pair, Register
+from .parser import Special, Symbol, Vector
+
+PARAMETER_BASE = 1 << 49  # generic addresses of kernel parameters; host addresses end at 1 << 47
+SHARED_BASE = 1 << 48  # generic addresses of shared memory
+RESERVED_SHARED = 1024  # the system's part at the start of the shared window
+CTA_SHIFT = 24  # a shared::cluster address carries the CTA's rank in the cluster above this bit
+
+BLOCKED, EXITED = -1, -2
+
+
+class _Pending:
+    """What a blocking handler returns while it cannot go on."""
+
+
+PENDING = _Pending()
+
+
+@dataclass(frozen=True)
+class Pure:
+    targets: tuple
+    expression: str
+
+
+@dataclass(frozen=True)
+class Effect:
+    targets: tuple
+    call: str
+
+
+@dataclass(frozen=True)
+class Blocking:
+    targets: tuple
+    call: str
+
+
+@dataclass(frozen=True)
+class Control:
+    statement: str
+
+
+Emitter = Callable[["Translator", Instruction, "Modifiers"], "Pure | Effect | Blocking | Control"]
+EMITTERS: dict[str, Emitter] = {}
+BLOCKING_OPCODES: set[str] = set()
+
+
+def emits(*names: str, blocking: bool = False) -> Callable[[Emitter], Emitter]:
+    """Registers the emitter of the opcodes whose dotted name begins with one of `names` (the longest match counts)."""
+
+    def register(function: Emitter) -> Emitter:
+        for name in names:
+            EMITTERS[name] = function
+            if blocking:
+                BLOCKING_OPCODES.add(name)
+        return function
+
+    return register
+
+
+def find_opcode(instruction: Instruction) -> str | None:
+    """The longest registered name that the instruction's opcode begins with."""
+    parts = instruction.parts
+    for length in range(min(len(parts), 5), 0, -1):
+        name = ".".join(parts[:length])
+        if name in EMITTERS:
+            return name
+    return None
+
+
+class Modifiers:
+    """The modifiers of one instruction. Each must be taken: one that is left over is not modelled, and that is an error."""
+
+    def __init__(self, instruction: Instruction, opcode: str):
+        self.rest = list(instruction.parts[len(opcode.split(".")) :])
+
+    def take(self, *names: str) -> str | None:
+        """Removes and returns the first of `names` that is present."""
+        for name in self.rest:
+            if name in names:
+                self.rest.remove(name)
+                return name
+        return None
+
+    def flag(self, name: str) -> bool:
+        return self.take(name) is not None
+
+    def need(self, *names: str) -> str:
+        taken = self.take(*names)
+        if taken is None:
+            raise UnsupportedInstruction(f"expected one of .{', .'.join(names)}")
+        return taken
+
+    def type(self) -> str:
+        """Removes and returns the last modifier, which must be a type."""
+        if not self.rest or self.rest[-1] not in TYPE_BYTES:
+            raise UnsupportedInstruction("the instruction has no type")
+        return self.rest.pop()
+
+    def done(self) -> None:
+        if self.rest:
+            raise UnsupportedInstruction(f"modifier .{'.'.join(self.rest)} is not modelled here")
+
+
+@dataclass
+class Block:
+    """A basic block: instructions [first, last) of the kernel."""
+
+    index: int
+    first: int
+    last: int
+    successors: list[int] = field(default_factory=list)
+    live_in: tuple[int, ...] = ()
+    classes: Counter = field(default_factory=Counter)
+
+
+@dataclass
+class Program:
+    """A translated kernel: one Python function per block."""
+
+    kernel: Kernel
+    module: Module
+    blocks: list[Block]
+    functions: list[Callable[..., int]]
+    source: str
+    unsupported: list[tuple[Instruction, str]]
+    shared_offsets: dict[str, int]
+    static_shared: int
+
+    def location(self, at: int | None, cta: int | None = None, warp: int | None = None) -> Location:
+        if at is None:
+            return Location(self.kernel.name, cta, warp)
+        instruction = self.kernel.instructions[at]
+        return Location(self.kernel.name, cta, warp, instruction.line, instruction.text, instruction.source)
+
+
+def translate(module: Module, kernel: Kernel) -> Program:
+    """Translates one kernel. Instructions that are not modelled raise when they are reached; see `Program.unsupported`."""
+    return Translator(module, kernel).program()
+
+
+class Translator:
+    def __init__(self, module: Module, kernel: Kernel):
+        self.module = module
+        self.kernel = kernel
+        self.instructions = _guard_blocking(kernel.instructions)
+        self.namespace: dict[str, Any] = {
+            "PENDING": PENDING,
+            "merge": values.merge,
+            "lane_mask": values.lane_mask,
+            "lane_flags": values.lane_flags,
+            "diverge": _diverge,
+        }
+        self.bound: dict[int, str] = {}
+        self.unsupported: list[tuple[Instruction, str]] = []
+        self.parameters = {parameter.name: parameter for parameter in kernel.parameters}
+        self.shared_offsets, self.static_shared = _lay_out_shared(module, kernel)
+        self.at = 0
+        self.next_block = 0
+        self.block_of: dict[int, int] = {}
+
+    def program(self) -> Program:
+        blocks = self._find_blocks()
+        kernel = Kernel(**{**vars(self.kernel), "instructions": self.instructions})
+        _solve_liveness(blocks, self.instructions)
+        lines: list[str] = []
+        for block in blocks:
+            lines += self._block(block)
+        source = "\n".join(lines)
+        exec(compile(source, f"<{self.kernel.name[:60]}>", "exec"), self.namespace)
+        functions = [self.namespace[f"block_{block.index}"] for block in blocks]
+        return Program(
+            kernel, self.module, blocks, functions, source, self.unsupported, self.shared_offsets, self.static_shared
+        )
+
+    # What emitters use.
+
+    def bind(self, value: Any, hint: str = "f") -> str:
+        """A name for `value` in the generated code."""
+        if id(value) not in self.bound:
+            name = f"{hint}_{len(self.bound)}"
+            self.bound[id(value)] = name
+            self.namespace[name] = value
+        return self.bound[id(value)]
+
+    def source(self, operand: object, type_name: str) -> str:
+        """A Python expression for the value of a source operand, in the width of `type_name`."""
+        if isinstance(operand, Register):
+            return f"r[{operand.index}]"
+        if isinstance(operand, Negated):
+            return f"(r[{operand.register.index}] ^ True)"
+        if isinstance(operand, Immediate):
+            return self._immediate(operand.value, type_name)
+        if isinstance(operand, Special):
+            return f"w.special[{operand.name!r}]"
+        if isinstance(operand, Symbol):
+            return self.symbol(operand)
+        if isinstance(operand, Vector):
+            return "(" + "".join(self.source(item, type_name) + ", " for item in operand.items) + ")"
+        raise UnsupportedInstruction(f"operand {operand} is not modelled here")
+
+    def _immediate(self, value: int | float, type_name: str) -> str:
+        if type_name == "pred":
+            return str(bool(value))
+        bits = 8 * TYPE_BYTES[type_name]
+        if isinstance(value, FloatBits):
+            return str(value.as_width(bits))
+        if isinstance(value, float):
+            value = FloatBits(_double_bits(value), 64).as_width(bits)
+        return str(value & ((1 << bits) - 1))
+
+    def symbol(self, operand: Symbol) -> str:
+        """The address of a variable or parameter."""
+        if operand.name in self.parameters:
+            return str(PARAMETER_BASE + self.parameters[operand.name].offset)
+        if operand.name in self.shared_offsets:
+            return f"(w.shared_base + {self.shared_offsets[operand.name]})"
+        if operand.name in self.module.variables or operand.name in self.kernel.variables:
+            return f"w.symbols[{operand.name!r}]"
+        raise UnsupportedInstruction(f"unknown name {operand.name}")
+
+    def address(self, operand: object, bits: int = 64) -> str:
+        """The address that `[base + offset]` names."""
+        if not isinstance(operand, Address):
+            raise UnsupportedInstruction(f"operand {operand} is not an address")
+        base = operand.base
+        if isinstance(base, Register) and base.bits < bits:
+            bits = base.bits
+        text = self.source(base, f"u{bits}")
+        if not operand.offset:
+            return text
+        return f"{self.bind(values.adder(bits), 'add')}({text}, {operand.offset & ((1 << bits) - 1)})"
+
+    def register_bits(self, operand: object) -> int:
+        return operand.bits if isinstance(operand, Register) else 0
+
+    # Blocks.
+
+    def _find_blocks(self) -> list[Block]:
+        instructions = self.instructions
+        leaders = {0}
+        for index, instruction in enumerate(instructions):
+            if instruction.target is not None:
+                leaders.add(instruction.target)
+            opcode = find_opcode(instruction)
+            if instruction.parts[0] in ("bra", "ret", "exit", "trap"):
+                leaders.add(index + 1)
+            elif opcode in BLOCKING_OPCODES:
+                leaders.add(index)
+        starts = sorted(leader for leader in leaders if leader < len(instructions))
+        blocks = [
+            Block(number, first, last)
+            for number, (first, last) in enumerate(zip(starts, [*starts[1:], len(instructions)], strict=True))
+        ]
+        self.block_of = {block.first: block.index for block in blocks}
+        for block in blocks:
+            final = instructions[block.last - 1]
+            name = final.parts[0]
+            if name == "bra":
+                if final.target not in self.block_of:
+                    raise UnsupportedInstruction("branch past the end of the kernel", self._location(block.last - 1))
+                block.successors.append(self.block_of[final.target])
+            if name not in ("bra", "ret", "exit", "trap") or final.predicate is not None:
+                block.successors.append(block.index + 1)
+            for instruction in instructions[block.first : block.last]:
+                block.classes[counts.classify(instruction)] += 1
+        return blocks
+
+    def _location(self, at: int) -> Location:
+        instruction = self.instructions[at]
+        return Location(self.kernel.name, None, None, instruction.line, instruction.text, instruction.source)
+
+    def _block(self, block: Block) -> list[str]:
+        lines = [f"def block_{block.index}(s, r, w):", f"    w.block_counts[{block.index}] += 1"]
+        self.next_block = block.index + 1
+        ended = False
+        for self.at in range(block.first, block.last):
+            instruction = self.instructions[self.at]
+            try:
+                emitted = self._emit(instruction)
+                statements = self._statements(instruction, emitted)
+                ended = isinstance(emitted, Control)
+            except UnsupportedInstruction as error:
+                self.unsupported.append((instruction, error.reason))
+                statements = [f"s.fail_unsupported({self.at}, {error.reason!r})"]
+            lines += [f"    {statement}" for statement in statements]
+        if not ended:
+            lines.append(f"    return {block.index + 1}")
+        return lines
+
+    def _emit(self, instruction: Instruction) -> Pure | Effect | Blocking | Control:
+        opcode = find_opcode(instruction)
+        if opcode is None:
+            raise UnsupportedInstruction(f"opcode {instruction.opcode} is not modelled")
+        modifiers = Modifiers(instruction, opcode)
+        emitted = EMITTERS[opcode](self, instruction, modifiers)
+        modifiers.done()
+        return emitted
+
+    def _statements(self, instruction: Instruction, emitted: Pure | Effect | Blocking | Control) -> list[str]:
+        if isinstance(emitted, Control):
+            return [*emitted.statement.splitlines()]
+        targets = _flatten(emitted.targets)
+        guard = self.source(instruction.predicate, "pred") if instruction.predicate is not None else None
+        if isinstance(emitted, Pure):
+            return self._assign(targets, emitted.expression, guard)
+        statements = [f"s.at = {self.at}"]
+        if guard is None:
+            call = emitted.call.replace("{mask}", "s.mask")
+            if isinstance(emitted, Blocking):
+                statements += [f"t = {call}", f"if t is PENDING: return {BLOCKED}", *self._assign(targets, "t", None)]
+            else:
+                statements += self._assign(targets, call, None)
+            return statements
+        call = emitted.call.replace("{mask}", "m")
+        statements.append(f"m = s.mask & lane_mask({guard})")
+        body = self._assign(targets, call, "lane_flags(m)")
+        return [*statements, "if m:", *(f"    {line}" for line in body)]
+
+    def _assign(self, targets: list, expression: str, guard: str | None) -> list[str]:
+        """Stores the value (or tuple of values) of `expression`; under a guard only in the lanes where it holds."""
+        if not targets:
+            return [expression] if guard is None or "(" in expression else []
+        names = [f"r[{target.index}]" if isinstance(target, Register) else "_" for target in targets]
+        if guard is None:
+            return [f"{', '.join(names)} = {expression}"]
+        lines = [f"g = {guard}"]
+        if len(targets) == 1:
+            if names[0] != "_":
+                lines.append(f"{names[0]} = merge(g, {expression}, {names[0]}, {targets[0].bits})")
+            return lines
+        lines.append(f"t = {expression}")
+        for index, (target, name) in enumerate(zip(targets, names, strict=True)):
+            if name != "_":
+                lines.append(f"{name} = merge(g, t[{index}], {name}, {target.bits})")
+        return lines
+
+
+def _flatten(targets: tuple) -> list:
+    flat: list = []
+    for target in targets:
+        if isinstance(target, Vector):
+            flat += _flatten(target.items)
+        elif isinstance(target, Pair):
+            flat += [target.first, target.second]
+        elif isinstance(target, Register) or target == SINK:
+            flat.append(target)
+        else:
+            raise UnsupportedInstruction(f"{target} cannot be written")
+    return flat
+
+
+def _double_bits(value: float) -> int:
+    import struct
+
+    return int.from_bytes(struct.pack("<d", value), "little")
+
+
+def _guard_blocking(instructions: list[Instruction]) -> list[Instruction]:
+    """Turns `@p X` for blocking or ending X into a branch around X, so that lanes part before they wait or leave."""
+    result: list[Instruction] = []
+    moved: dict[int, int] = {}
+    for index, instruction in enumerate(instructions):
+        moved[index] = len(result)
+        predicate = instruction.predicate
+        ends = instruction.parts[0] in ("ret", "exit", "trap")
+        if predicate is not None and (ends or find_opcode(instruction) in BLOCKING_OPCODES):
+            negated = predicate.register if isinstance(predicate, Negated) else Negated(predicate)
+            around = Instruction(("bra",), (), negated, instruction.line, instruction.text, instruction.source, index + 1)
+            result.append(around)
+            instruction = Instruction(**{**_fields(instruction), "predicate": None})
+        result.append(instruction)
+    moved[len(instructions)] = len(result)
+    return [
+        Instruction(**{**_fields(i), "target": moved[i.target]}) if i.target is not None else i for i in result
+    ]
+
+
+def _fields(instruction: Instruction) -> dict[str, Any]:
+    return {name: getattr(instruction, name) for name in Instruction.__dataclass_fields__}
+
+
+def _lay_out_shared(module: Module, kernel: Kernel) -> tuple[dict[str, int], int]:
+    """Offsets of shared variables in the window of a CTA: static ones first, `.extern` arrays (which overlap) after them."""
+    shared = [v for v in (*module.variables.values(), *kernel.variables.values()) if v.space == "shared"]
+    offsets, end = {}, RESERVED_SHARED
+    for variable in (v for v in shared if not v.extern):
+        end = -(-end // variable.align) * variable.align
+        offsets[variable.name] = end
+        end += variable.size
+    dynamic = [v for v in shared if v.extern]
+    align = max((v.align for v in dynamic), default=1)
+    end = -(-end // align) * align
+    offsets.update({variable.name: end for variable in dynamic})
+    return offsets, end
+
+
+def _diverge(strand: Any, predicate: Any, taken: int, following: int) -> int:
+    """Where a branch goes whose predicate differs between lanes (of which the inactive ones do not count)."""
+    mask = values.lane_mask(predicate) & strand.mask
+    if mask == strand.mask:
+        return taken
+    if not mask:
+        return following
+    strand.split(strand.mask & ~mask, following)
+    return taken
+
+
+def _registers_of(operand: object) -> list[int]:
+    if isinstance(operand, Register):
+        return [operand.index]
+    if isinstance(operand, Negated):
+        return [operand.register.index]
+    if isinstance(operand, Vector):
+        return [index for item in operand.items for index in _registers_of(item)]
+    if isinstance(operand, Pair):
+        return [*_registers_of(operand.first), *_registers_of(operand.second)]
+    if isinstance(operand, Address):
+        return [*_registers_of(operand.base), *(i for item in operand.coordinates for i in _registers_of(item))]
+    return []
+
+
+def _solve_liveness(blocks: list[Block], instructions: list[Instruction]) -> None:
+    """The registers that a block, or one after it, may read before they are written. Strands that meet merge only these."""
+    uses, kills = [], []
+    for block in blocks:
+        used, killed = 0, 0
+        for instruction in instructions[block.first : block.last]:
+            reads, writes = read_write_sets(instruction)
+            used |= reads & ~killed
+            if instruction.predicate is None:
+                killed |= writes
+            else:
+                used |= writes & ~killed
+        uses.append(used)
+        kills.append(killed)
+    live = list(uses)
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            out = 0
+            for successor in block.successors:
+                if successor < len(blocks):
+                    out |= live[successor]
+            new = uses[block.index] | (out & ~kills[block.index])
+            if new != live[block.index]:
+                live[block.index] = new
+                changed = True
+    for block in blocks:
+        bits = live[block.index]
+        block.live_in = tuple(i for i in range(bits.bit_length()) if (bits >> i) & 1)
+
+
+# Opcodes whose first operand is a source although it is a register, and those that read their destinations too.
+_NO_TARGET = {"st", "bra", "ret", "exit", "trap", "bar", "barrier", "red", "setmaxnreg", "prefetch", "fence", "membar", "nanosleep"}
+_READS_TARGETS = {"wgmma"}
+
+
+def read_write_sets(instruction: Instruction) -> tuple[int, int]:
+    """Bit sets of the registers that an instruction reads and writes."""
+    operands = instruction.operands
+    reads = writes = 0
+    has_target = bool(operands) and instruction.parts[0] not in _NO_TARGET and not isinstance(operands[0], Address)
+    if has_target and instruction.parts[:2] in (("tcgen05", "dealloc"), ("tcgen05", "st")):
+        has_target = False
+    for position, operand in enumerate(operands):
+        for index in _registers_of(operand):
+            if position == 0 and has_target:
+                writes |= 1 << index
+                if instruction.parts[0] in _READS_TARGETS:
+                    reads |= 1 << index
+            else:
+                reads |= 1 << index
+    if instruction.predicate is not None:
+        for index in _registers_of(instruction.predicate):
+            reads |= 1 << index
+    return reads, writes
