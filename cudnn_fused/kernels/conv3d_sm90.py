@@ -1,0 +1,771 @@
+"""Valid 3x3x3 convolution with fused post-operations for Hopper (SM90).
+
+A CTA is four warpgroups. Two *consumers* multiply: each owns half of the CTA's tile as FP32 accumulators, rounds the
+finished sums to BF16 into its half of a *staging* tile in shared memory, and goes on with the next tile. One
+*epilogue* warpgroup reads the staged rows, applies the post-operations and stores, while the tensor cores work on the
+next tile. In the last warpgroup one warp loads activations and one loads weights, each through a ring of stages.
+
+The rows of a tile are consecutive rows of one output frame on the padded linear grid (:mod:`.padded_grid`): a stage of
+activations is ``tile_m + 2`` consecutive pixels, read three times at a distance of one pixel for the taps along W. The
+swizzle of a tile is a function of absolute shared-memory addresses, so a descriptor may start at any pixel row.
+
+Layers with few tiles split the reduction over the CTAs of a cluster; see :meth:`Conv3dSm90.exchange_partial_sums`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, nvvm
+from cutlass.experimental import cuda
+from cutlass.experimental import primitives as prims
+
+from cudnn_fused.kernels import postops
+from cudnn_fused.kernels.device import (
+    CHUNK_BYTES,
+    CHUNK_CHANNELS,
+    CHUNK_REGISTERS,
+    ELEMENT_BYTES,
+    SHARED,
+    WARP,
+    WARPGROUP,
+    Cursor,
+    divide,
+    shared_pointer,
+    wait,
+    wait_cluster,
+)
+from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, TAPS, PaddedGrid
+from cudnn_fused.kernels.rows import RowFinish, Tensors
+from cudnn_fused.kernels.tiling_sm90 import (
+    CONSUMERS,
+    K_CHUNK,
+    K_STEP,
+    M_BLOCK,
+    ROW_BYTES,
+    SWIZZLE_ROWS,
+    TileConfig,
+)
+
+DESCRIPTOR_UNIT = 16  # addresses in matrix descriptors, and strides in tensor maps, count 16-byte units
+# Matrix descriptor: 128-byte swizzle, 1024 bytes from one group of eight rows to the next, leading offset unused (1).
+DESCRIPTOR = (1 << 62) | ((SWIZZLE_ROWS * ROW_BYTES // DESCRIPTOR_UNIT) << 32) | (1 << 16)
+STAGING_BARRIER = 1  # named barriers STAGING_BARRIER + consumer
+
+
+class Role(enum.IntEnum):
+    """Warpgroups of a CTA: the consumers come first."""
+
+    EPILOGUE = CONSUMERS
+    LOADERS = CONSUMERS + 1
+
+
+class Loader(enum.IntEnum):
+    """Warps of the loaders' warpgroup."""
+
+    ACTIVATIONS = 0
+    WEIGHTS = 1
+
+
+THREADS = (Role.LOADERS + 1) * WARPGROUP
+
+
+@dataclass(frozen=True)
+class Conv3dSpec:
+    """What a kernel computes, apart from N, T, H and W."""
+
+    ci: int
+    finish: RowFinish
+    leading_zero_frames: int = 0
+    # Pixels of 32 bytes: the three taps along W are adjacent in memory, so they are channels of one long pixel.
+    joins_w_taps: bool = False
+
+    @property
+    def co(self) -> int:
+        return self.finish.channels
+
+    @property
+    def gemm_channels(self) -> int:
+        """Channels that one tap contributes to the reduction."""
+        return TAPS * self.ci if self.joins_w_taps else self.ci
+
+    @property
+    def w_taps(self) -> int:
+        """Taps that read one stage of activations, each shifted by a pixel."""
+        return 1 if self.joins_w_taps else TAPS
+
+    @property
+    def taps(self) -> int:
+        return TAP_ROWS * self.w_taps
+
+    @property
+    def chunk_steps(self) -> tuple[int, ...]:
+        """K16 steps of each 64-channel chunk. Channels that do not exist are not multiplied."""
+        return tuple(
+            math.ceil(min(K_CHUNK, self.gemm_channels - first) / K_STEP)
+            for first in range(0, self.gemm_channels, K_CHUNK)
+        )
+
+    @property
+    def unit_steps(self) -> tuple[int, ...]:
+        """The chunks of one *unit*, the granule in which the reduction is walked and split.
+
+        A unit is one chunk where all chunks are alike, otherwise a whole tap row.
+        """
+        return self.chunk_steps[:1] if len(set(self.chunk_steps)) == 1 else self.chunk_steps
+
+    @property
+    def tap_row_units(self) -> int:
+        return len(self.chunk_steps) // len(self.unit_steps)
+
+    @property
+    def weight_row(self) -> int:
+        """Elements of a packed weight from one output channel to the next."""
+        if self.joins_w_taps:
+            return (TAP_ROWS * TAPS + 1) * self.ci
+        return self.taps * self.weight_tap
+
+    @property
+    def weight_tap(self) -> int:
+        """Elements of a packed weight from one tap to the next."""
+        return self.gemm_channels if self.joins_w_taps else len(self.chunk_steps) * K_CHUNK
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tile lies. Values of a running kernel."""
+
+    n: Int32
+    t: Int32
+    row: Int32  # first row in its frame
+    channel: Int32  # first output channel
+    first_unit: Int32  # of this CTA's share of the reduction
+    end_unit: Int32
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The shared memory of a CTA."""
+
+    a_full: cutlass.Array
+    a_empty: cutlass.Array
+    b_full: cutlass.Array
+    b_empty: cutlass.Array
+    staged: cutlass.Array  # per consumer: its half of the staging tile holds results
+    drained: cutlass.Array  # per consumer: the epilogue has read them
+    partial_wanted: cutlass.Array  # per level and consumer: the partner may write its partial sums here
+    partial_sent: cutlass.Array  # per level and consumer: it has
+    a: cutlass.Array
+    b: cutlass.Array
+    staging: cutlass.Array
+
+    @classmethod
+    def allocate(cls, config: TileConfig) -> Shared:
+        def barriers(count: int) -> cutlass.Array:
+            return cutlass.Array(Int64, count, space=SHARED, alignment=8)
+
+        def tile(size: int) -> cutlass.Array:
+            return cutlass.Array(cutlass.Int8, size, space=SHARED, alignment=SWIZZLE_ROWS * ROW_BYTES)
+
+        levels = CONSUMERS * config.split_levels
+        return cls(
+            a=tile(config.a_stages * config.a_stage_bytes),
+            b=tile(config.b_stages * config.b_stage_bytes),
+            staging=tile(config.staging_bytes),
+            a_full=barriers(config.a_stages),
+            a_empty=barriers(config.a_stages),
+            b_full=barriers(config.b_stages),
+            b_empty=barriers(config.b_stages),
+            staged=barriers(CONSUMERS),
+            drained=barriers(CONSUMERS),
+            partial_wanted=barriers(levels),
+            partial_sent=barriers(levels),
+        )
+
+    def initialize(self) -> None:
+        """Set the arrival counts; one thread."""
+        counts = (
+            (self.a_full, 1),
+            (self.a_empty, CONSUMERS),
+            (self.b_full, 1),
+            (self.b_empty, CONSUMERS),
+            (self.staged, WARPGROUP),
+            (self.drained, WARPGROUP),
+            (self.partial_wanted, WARPGROUP),
+            (self.partial_sent, WARPGROUP),
+        )
+        for barriers, count in counts:
+            for index in range(barriers.shape[0]):
+                prims.mbarrier_init(barriers.subview(index), count)
+
+
+class Accumulators:
+    """The FP32 sums of a consumer thread: ``m_blocks * n_blocks`` blocks of 64 rows by ``n_block`` channels.
+
+    In a block, warp ``w`` and lane ``l`` hold rows ``16*w + l//4 + 8*half`` and channels ``8*j + 2*(l%4) + e`` in
+    register ``4*j + 2*half + e``.
+    """
+
+    def __init__(self, config: TileConfig) -> None:
+        self.config = config
+        self.registers = cutlass.Array(
+            Float32, config.m_blocks * config.n_blocks * config.block_registers, space=cutlass.AddressSpace.rmem
+        )
+
+    def clear(self) -> None:
+        for index in range(self.registers.shape[0]):
+            self.registers[index] = Float32(0.0)
+
+    def multiply(self, m: int, n: int, descriptor_a: Int64, descriptor_b: Int64) -> None:
+        """Issue one wgmma into block ``(m, n)``. The registers go in and out as one LLVM struct."""
+        size = self.config.block_registers
+        first = (m * self.config.n_blocks + n) * size
+        struct = llvm.StructType.get_literal([ir.F32Type.get()] * size)
+        value = llvm.UndefOp(struct).result
+        for index in range(size):
+            value = llvm.insertvalue(value, self.registers[first + index].ir_value(), [index])
+        value = nvvm.wgmma_mma_async(
+            struct,
+            value,
+            descriptor_a.ir_value(),
+            descriptor_b.ir_value(),
+            ir.Attribute.parse(f"#nvvm.shape<m = {M_BLOCK}, n = {self.config.n_block}, k = {K_STEP}>"),
+            nvvm.WGMMATypes.bf16,
+            nvvm.WGMMATypes.bf16,
+            nvvm.WGMMATypes.f32,
+            nvvm.WGMMAScaleOut.one,
+            nvvm.WGMMAScaleIn.one,
+            nvvm.WGMMAScaleIn.one,
+            nvvm.MMALayout.row,
+            nvvm.MMALayout.col,
+        )
+        for index in range(size):
+            self.registers[first + index] = Float32(llvm.extractvalue(ir.F32Type.get(), value, [index]))
+
+    def pair(self, m: int, n: int, j: int, half: int) -> tuple[Float32, Float32]:
+        """Two neighbouring channels of one row."""
+        first = (m * self.config.n_blocks + n) * self.config.block_registers + 4 * j + 2 * half
+        return self.registers[first], self.registers[first + 1]
+
+    # Loops of a kernel carry this along: the registers are memory to the compiler's front end, so nothing of it varies.
+
+    def __extract_mlir_values__(self):
+        return []
+
+    def __new_from_mlir_values__(self, values):
+        return self
+
+
+class Conv3dSm90:
+    """The kernel of one operation and tile; N, T, H, W and the split of the reduction are run-time values."""
+
+    # Registers per thread after the warpgroups have traded: at most 65536 in all.
+    CONSUMER_REGISTERS = 200
+    EPILOGUE_REGISTERS = 80
+    LOADER_REGISTERS = 32
+
+    def __init__(self, spec: Conv3dSpec, config: TileConfig) -> None:
+        problem = config.problem(spec)
+        if problem:
+            raise ValueError(f"{config} cannot serve {spec}: {problem}")
+        self.spec, self.config = spec, config
+        self.n_tiles = spec.co // config.tile_n
+
+    # --- host ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def tile_count(spec: Conv3dSpec, config: TileConfig, grid: PaddedGrid) -> int:
+        """Tiles of a launch."""
+        frame_tiles = (grid.frame_rows + config.tile_m - 1) // config.tile_m
+        return grid.n * grid.out_t * frame_tiles * (spec.co // config.tile_n)
+
+    @cute.jit
+    def __call__(
+        self,
+        input: Int64,
+        weight: Int64,
+        bias: Int64,
+        gamma: Int64,
+        residual: Int64,
+        residual_bias: Int64,
+        previous: Int64,
+        output: Int64,
+        cache_output: Int64,
+        residual_output: Int64,
+        n: Int32,
+        t: Int32,
+        h: Int32,
+        w: Int32,
+        split: Int32,
+        clusters: Int32,
+        stream,
+    ):
+        """Launch. Tensors are device addresses, 0 for those that the operation does not use."""
+        spec, config = self.spec, self.config
+        # A long pixel of joined taps begins at every pixel but the last two.
+        rows = n * t * h * w - (HALO if spec.joins_w_taps else 0)
+        a_map = cuda.create_tensor_map_tiled(
+            global_address=input,
+            dtype=BFloat16,
+            global_dims=(spec.gemm_channels, rows),
+            global_strides=(spec.ci * ELEMENT_BYTES // DESCRIPTOR_UNIT,),
+            box_dims=(K_CHUNK, config.a_rows // config.a_boxes),
+            swizzle=cuda.TensorMapSwizzle.s128b,
+        )
+        b_map = cuda.create_tensor_map_tiled(
+            global_address=weight,
+            dtype=BFloat16,
+            global_dims=(spec.gemm_channels, spec.taps, spec.co),
+            global_strides=(
+                spec.weight_tap * ELEMENT_BYTES // DESCRIPTOR_UNIT,
+                spec.weight_row * ELEMENT_BYTES // DESCRIPTOR_UNIT,
+            ),
+            box_dims=(K_CHUNK, 1, config.n_block),
+            swizzle=cuda.TensorMapSwizzle.s128b,
+        )
+        self.kernel(
+            a_map,
+            b_map,
+            bias,
+            gamma,
+            residual,
+            residual_bias,
+            previous,
+            output,
+            cache_output,
+            residual_output,
+            n,
+            t,
+            h,
+            w,
+        ).launch(
+            grid=(clusters * split, 1, 1),
+            block=(THREADS, 1, 1),
+            cluster=(split, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    # --- device ----------------------------------------------------------------------------------------------------
+
+    @cute.kernel
+    def kernel(
+        self,
+        a_map: cutlass.GridConstant[cuda.TensorMap],
+        b_map: cutlass.GridConstant[cuda.TensorMap],
+        bias: Int64,
+        gamma: Int64,
+        residual: Int64,
+        residual_bias: Int64,
+        previous: Int64,
+        output: Int64,
+        cache_output: Int64,
+        residual_output: Int64,
+        n: Int32,
+        t: Int32,
+        h: Int32,
+        w: Int32,
+    ):
+        grid = PaddedGrid(n, t, h, w)
+        shared = Shared.allocate(self.config)
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == 0 and prims.elect_sync():
+            shared.initialize()
+        prims.fence_mbarrier_init()
+        prims.barrier_cluster_arrive_relaxed()
+        prims.barrier_cluster_wait()
+
+        warpgroup = warp // (WARPGROUP // WARP)
+        if warpgroup == Role.LOADERS:
+            prims.setmaxregister(self.LOADER_REGISTERS, prims.SetMaxRegisterAction.DECREASE)
+            loader = warp % (WARPGROUP // WARP)
+            if loader == Loader.ACTIVATIONS:
+                self.load_activations(shared, a_map, grid)
+            elif loader == Loader.WEIGHTS:
+                self.load_weights(shared, b_map, grid)
+        elif warpgroup == Role.EPILOGUE:
+            prims.setmaxregister(self.EPILOGUE_REGISTERS, prims.SetMaxRegisterAction.DECREASE)
+            tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
+            self.finish_rows(shared, grid, tensors)
+        else:
+            prims.setmaxregister(self.CONSUMER_REGISTERS, prims.SetMaxRegisterAction.INCREASE)
+            self.multiply(shared, warpgroup, grid)
+        # A CTA's shared memory must outlive what the others of its cluster still send there.
+        prims.barrier_cluster_arrive()
+        prims.barrier_cluster_wait()
+
+    def cluster(self) -> tuple[Int32, Int32, Int32, Int32]:
+        """This CTA's rank in its cluster, the cluster's size and number, and the number of clusters."""
+        size = cute.arch.make_warp_uniform(cute.arch.block_in_cluster_dim()[0])
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        return rank, size, cute.arch.block_idx()[0] // size, cute.arch.grid_dim()[0] // size
+
+    def tiles(self, grid: PaddedGrid) -> Int32:
+        return self.tile_count(self.spec, self.config, grid)
+
+    def frame_tiles(self, grid: PaddedGrid) -> Int32:
+        return (grid.frame_rows + (self.config.tile_m - 1)) // self.config.tile_m
+
+    def place(self, tile: Int32, grid: PaddedGrid, rank: Int32, split: Int32) -> Place:
+        """Decode a tile number; the channels vary fastest, so that neighbours share their activations."""
+        m_tile, n_tile = divide(tile, Int32(self.n_tiles))
+        frame, first = divide(m_tile, self.frame_tiles(grid))
+        n, t = divide(frame, grid.out_t)
+        units = TAP_ROWS * self.spec.tap_row_units
+        skipped = Int32(0)
+        if self.spec.leading_zero_frames:
+            # Tap frames t + dt < leading_zero_frames hold zeros.
+            skipped = cutlass.max(self.spec.leading_zero_frames - t, 0) * (TAPS * self.spec.tap_row_units)
+        remaining = units - skipped
+        return Place(
+            n=n,
+            t=t,
+            row=first * self.config.tile_m,
+            channel=n_tile * self.config.tile_n,
+            first_unit=skipped + remaining * rank // split,
+            end_unit=skipped + remaining * (rank + 1) // split,
+        )
+
+    @cute.jit
+    def load_activations(self, shared: Shared, a_map, grid: PaddedGrid):
+        """One warp: for every unit of every tile, the pixels under the tile's rows and its halo."""
+        config, spec = self.config, self.spec
+        rank, split, tile, step = self.cluster()
+        tiles = self.tiles(grid)
+        stage = Cursor.writing(config.a_stages)
+        box_rows = config.a_rows // config.a_boxes
+        while tile < tiles:
+            place = self.place(tile, grid, rank, split)
+            origin = grid.window(place.n, place.t) + place.row
+            unit = place.first_unit
+            while unit < place.end_unit:
+                tap_row = unit // spec.tap_row_units
+                pixel = origin + grid.tap_shift(tap_row // TAPS, tap_row % TAPS)
+                first_channel = (unit % spec.tap_row_units) * K_CHUNK
+                for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+                    wait(shared.a_empty.subview(stage.index), stage.phase)
+                    if prims.elect_sync():
+                        full = shared.a_full.subview(stage.index)
+                        prims.mbarrier_arrive_expect_tx(full, config.a_stage_bytes)
+                        for box in cutlass.range_constexpr(config.a_boxes):
+                            offset = stage.index * config.a_stage_bytes + box * box_rows * ROW_BYTES
+                            prims.cp_async_bulk_tensor_shared_cluster_global(
+                                shared.a.subview(offset),
+                                a_map.get_ptr(),
+                                (first_channel + chunk * K_CHUNK, pixel + box * box_rows),
+                                full,
+                                [],
+                            )
+                    stage.advance()
+                unit += 1
+            tile += step
+
+    @cute.jit
+    def load_weights(self, shared: Shared, b_map, grid: PaddedGrid):
+        """One warp: for every chunk of every unit, a stage per tap along W and per block of output channels."""
+        config, spec = self.config, self.spec
+        rank, split, tile, step = self.cluster()
+        tiles = self.tiles(grid)
+        stage = Cursor.writing(config.b_stages)
+        while tile < tiles:
+            place = self.place(tile, grid, rank, split)
+            unit = place.first_unit
+            while unit < place.end_unit:
+                first_tap = (unit // spec.tap_row_units) * spec.w_taps
+                first_channel = (unit % spec.tap_row_units) * K_CHUNK
+                for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+                    for s in cutlass.range_constexpr(spec.w_taps):
+                        for n in cutlass.range_constexpr(config.n_blocks):
+                            wait(shared.b_empty.subview(stage.index), stage.phase)
+                            if prims.elect_sync():
+                                full = shared.b_full.subview(stage.index)
+                                prims.mbarrier_arrive_expect_tx(full, config.b_stage_bytes)
+                                prims.cp_async_bulk_tensor_shared_cluster_global(
+                                    shared.b.subview(stage.index * config.b_stage_bytes),
+                                    b_map.get_ptr(),
+                                    (
+                                        first_channel + chunk * K_CHUNK,
+                                        first_tap + s,
+                                        place.channel + n * config.n_block,
+                                    ),
+                                    full,
+                                    [],
+                                )
+                            stage.advance()
+                unit += 1
+            tile += step
+
+    @cute.jit
+    def multiply(self, shared: Shared, consumer: Int32, grid: PaddedGrid):
+        """A consumer: accumulate each tile, then stage it for the epilogue."""
+        config, spec = self.config, self.spec
+        rank, split, tile, step = self.cluster()
+        tiles = self.tiles(grid)
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        sums = Accumulators(config)
+        a, b = Cursor.reading(config.a_stages), Cursor.reading(config.b_stages)
+        a_base = self.descriptor(shared.a, consumer * (config.consumer_rows * ROW_BYTES))
+        b_base = self.descriptor(shared.b, 0)
+        phase = Int32(0)  # of the tile: alternates
+        while tile < tiles:
+            place = self.place(tile, grid, rank, split)
+            sums.clear()
+            a_busy, b_busy = Int32(-1), Int32(-1)  # stages that issued, unfinished wgmmas still read
+            unit = place.first_unit
+            while unit < place.end_unit:
+                for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+                    wait(shared.a_full.subview(a.index), a.phase)
+                    for s in cutlass.range_constexpr(spec.w_taps):
+                        for n in cutlass.range_constexpr(config.n_blocks):
+                            wait(shared.b_full.subview(b.index), b.phase)
+                            prims.wgmma_fence_aligned()
+                            for k in cutlass.range_constexpr(spec.unit_steps[chunk]):
+                                for m in cutlass.range_constexpr(config.m_blocks):
+                                    shift = (m * M_BLOCK + s) * ROW_BYTES + k * K_STEP * ELEMENT_BYTES
+                                    sums.multiply(
+                                        m,
+                                        n,
+                                        self.moved(a_base, a.index * config.a_stage_bytes + shift),
+                                        self.moved(b_base, b.index * config.b_stage_bytes + k * K_STEP * ELEMENT_BYTES),
+                                    )
+                            prims.wgmma_commit_group_sync_aligned()
+                            # All groups but the newest are done: what the one before it read is free.
+                            prims.wgmma_wait_group_sync_aligned(1)
+                            self.release(shared.b_empty, b_busy, thread)
+                            b_busy = b.index
+                            if cutlass.const_expr(s == 0 and n == 0):
+                                self.release(shared.a_empty, a_busy, thread)
+                            b.advance()
+                    a_busy = a.index
+                    a.advance()
+                unit += 1
+            prims.wgmma_wait_group_sync_aligned(0)
+            self.release(shared.b_empty, b_busy, thread)
+            self.release(shared.a_empty, a_busy, thread)
+            wait(shared.drained.subview(consumer), phase ^ 1)
+            if split > 1:
+                self.exchange_partial_sums(shared, sums, consumer, rank, split, thread, phase)
+            else:
+                self.stage_results(shared, sums, consumer, thread)
+            prims.mbarrier_arrive(shared.staged.subview(consumer))
+            phase = phase ^ 1
+            tile += step
+
+    def descriptor(self, tile: cutlass.Array, offset: Int32) -> Int64:
+        address = cute.arch.make_warp_uniform(tile.data_ptr().toint().to(Int32)) + offset
+        return Int64(DESCRIPTOR) | Int64((address & 0x3FFFF) // DESCRIPTOR_UNIT)
+
+    def moved(self, descriptor: Int64, offset: Int32) -> Int64:
+        """Shared memory ends before the address field does, so adding to it never carries out of the field."""
+        return descriptor + Int64(offset // DESCRIPTOR_UNIT)
+
+    @cute.jit
+    def release(self, empty: cutlass.Array, stage: Int32, thread: Int32):
+        """One thread of a consumer gives a stage back; -1 is none."""
+        if thread == 0 and stage >= 0:
+            prims.mbarrier_arrive(empty.subview(stage))
+
+    # --- staging ---------------------------------------------------------------------------------------------------
+
+    def staging_offset(self, row: Int32, chunk: Int32) -> Int32:
+        """Byte of a 16-byte chunk of a staged row.
+
+        Rows are dense. Chunks are permuted within groups of ``group`` such that eight rows at one chunk (a matrix of
+        ``stmatrix``), and eight chunks side by side (a quarter warp's load), fall into different banks: ``8/group``
+        rows fill the 128 bytes of all banks in step, so every so many rows the permutation changes.
+        """
+        group = math.gcd(self.config.row_chunks, 8)
+        key = (row // (8 // group)) & (group - 1)
+        return (row * self.config.row_chunks + (chunk ^ key)) * (CHUNK_CHANNELS * ELEMENT_BYTES)
+
+    @cute.jit
+    def stage_results(self, shared: Shared, sums: Accumulators, consumer: Int32, thread: Int32):
+        """Round the sums to BF16 and store them as rows of the consumer's half of the staging tile."""
+        config = self.config
+        warp, lane = thread // WARP, thread % WARP
+        # Lane l addresses a row of matrix l // 8 of four: two chunks side by side, each in two halves of eight rows.
+        half, side = (lane // 8) % 2, lane // 16
+        for m in cutlass.range_constexpr(config.m_blocks):
+            row = consumer * config.consumer_rows + m * M_BLOCK + warp * 16 + half * 8 + lane % 8
+            for n in cutlass.range_constexpr(config.n_blocks):
+                for j in cutlass.range_constexpr(0, config.n_block // CHUNK_CHANNELS, 2):
+                    chunk = n * (config.n_block // CHUNK_CHANNELS) + j + side
+                    registers = [postops.pack(*sums.pair(m, n, j + k // 2, k % 2)) for k in range(4)]
+                    prims.stmatrix(
+                        shared.staging.subview(self.staging_offset(row, chunk)), registers, prims.MMALayout.ROW
+                    )
+
+    # --- splitting the reduction -------------------------------------------------------------------------------------
+
+    def owned_row(self, index: Int32, rank: Int32, split: Int32) -> Int32:
+        """The ``index``-th of a consumer's rows that this CTA finishes; without a split these are all."""
+        config = self.config
+        half_row = (index // 8) * 16 + index % 8  # every other eight rows
+        if config.m_blocks == 2:
+            halved = rank * M_BLOCK + index
+            quartered = (rank % 2) * M_BLOCK + half_row + (rank // 2) * 8
+            return cutlass.select_(split == 1, index, cutlass.select_(split == 2, halved, quartered))
+        return cutlass.select_(split == 1, index, half_row + rank * 8)
+
+    @cute.jit
+    def exchange_partial_sums(
+        self,
+        shared: Shared,
+        sums: Accumulators,
+        consumer: Int32,
+        rank: Int32,
+        split: Int32,
+        thread: Int32,
+        phase: Int32,
+    ):
+        """Add up what the CTAs of the cluster have summed, and stage the rows that this CTA owns."""
+        for levels in cutlass.range_constexpr(1, self.config.split_levels + 1):
+            if split == 1 << levels:
+                self.reduce_scatter(shared, sums, consumer, rank, thread, phase, levels)
+
+    @cute.jit
+    def reduce_scatter(
+        self,
+        shared: Shared,
+        sums: Accumulators,
+        consumer: Int32,
+        rank: Int32,
+        thread: Int32,
+        phase: Int32,
+        levels: cutlass.Constexpr[int],
+    ):
+        """Recursive halving over a cluster of ``2**levels`` CTAs.
+
+        In each level a CTA keeps one half of its sums, sends the other to the CTA whose rank differs in that bit, and
+        adds what it receives: always the same numbers in the same order. Equal threads of two CTAs hold the same
+        places of a tile, so a thread sends to its own slots in the partner's staging tile, in register order.
+        """
+        config = self.config
+        slots = shared.staging.subview(
+            consumer * (config.staging_bytes // CONSUMERS) + thread * (CHUNK_REGISTERS * Float32.width // 8)
+        )
+        slot_stride = WARPGROUP * CHUNK_REGISTERS * Float32.width // 8
+        values = [sums.registers[index] for index in range(sums.registers.shape[0])]
+        for level in cutlass.range_constexpr(levels):
+            keeps_upper = (rank >> level) % 2 == 1
+            partner = rank ^ (1 << level)
+            lower, upper = self.halves(values, level)
+            wanted = shared.partial_wanted.subview(level * CONSUMERS + consumer)
+            sent = shared.partial_sent.subview(level * CONSUMERS + consumer)
+            prims.mbarrier_arrive(prims.mapa(wanted, partner), scope=prims.MemScope.CLUSTER)
+            wait_cluster(wanted, phase)
+            for first in cutlass.range_constexpr(0, len(lower), CHUNK_REGISTERS):
+                leaving = [
+                    Float32(cutlass.select_(keeps_upper, lower[first + i], upper[first + i]))
+                    for i in range(CHUNK_REGISTERS)
+                ]
+                slot = slots.subview(first // CHUNK_REGISTERS * slot_stride)
+                prims.mapa(shared_pointer(slot, Float32), partner).store(
+                    cutlass.Vector.from_elements(tuple(leaving), dtype=Float32), alignment=CHUNK_BYTES
+                )
+            prims.mbarrier_arrive(prims.mapa(sent, partner), scope=prims.MemScope.CLUSTER)
+            wait_cluster(sent, phase)
+            values = []
+            for first in cutlass.range_constexpr(0, len(lower), CHUNK_REGISTERS):
+                slot = slots.subview(first // CHUNK_REGISTERS * slot_stride)
+                received = prims.load_ext(shared_pointer(slot, Float32), count=CHUNK_REGISTERS)
+                for i in cutlass.range_constexpr(CHUNK_REGISTERS):
+                    kept = Float32(cutlass.select_(keeps_upper, upper[first + i], lower[first + i]))
+                    values.append(kept + received[i])
+        prims.barrier_cta_sync(STAGING_BARRIER + consumer, thread_count=WARPGROUP)  # all slots are read
+        self.stage_owned(shared, values, consumer, rank, thread, levels)
+
+    def halves(self, values: list[Float32], level: int) -> tuple[list[Float32], list[Float32]]:
+        """A thread's sums cut in two: by block while there are two along M, else by the half of the block."""
+        if self.config.m_blocks == 2 and level == 0:
+            middle = len(values) // 2
+            return values[:middle], values[middle:]
+        return tuple([value for index, value in enumerate(values) if index // 2 % 2 == half] for half in range(2))
+
+    @cute.jit
+    def stage_owned(
+        self,
+        shared: Shared,
+        values: list,
+        consumer: Int32,
+        rank: Int32,
+        thread: Int32,
+        levels: cutlass.Constexpr[int],
+    ):
+        """Stage the sums that are left after ``levels`` halvings, at the places of their rows."""
+        config = self.config
+        warp, lane = thread // WARP, thread % WARP
+        whole_block = config.m_blocks == 2 and levels == 1
+        # Matrices of one store: two halves by two chunks of a whole block, or four chunks of one half.
+        half = (lane // 8) % 2 if cutlass.const_expr(whole_block) else rank >> (levels - 1)
+        side = lane // 16 if cutlass.const_expr(whole_block) else lane // 8
+        block = rank % 2 if cutlass.const_expr(config.m_blocks == 2) else Int32(0)
+        row = consumer * config.consumer_rows + block * M_BLOCK + warp * 16 + half * 8 + lane % 8
+        chunks_stored = 2 if whole_block else 4
+        for index in cutlass.range_constexpr(len(values) // 8):
+            registers = [postops.pack(values[8 * index + 2 * k], values[8 * index + 2 * k + 1]) for k in range(4)]
+            offset = self.staging_offset(row, index * chunks_stored + side)
+            prims.stmatrix(shared.staging.subview(offset), registers, prims.MMALayout.ROW)
+
+    # --- epilogue ----------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def finish_rows(
+        self,
+        shared: Shared,
+        grid: PaddedGrid,
+        tensors: Tensors,
+    ):
+        """The epilogue warpgroup: fill what no row falls on while the first tile is computed, then finish rows.
+
+        ``lanes`` neighbouring lanes share a row; lane ``l`` has the chunks ``l, l + lanes, ...`` of it.
+        """
+        config = self.config
+        rank, split, tile, step = self.cluster()
+        tiles = self.tiles(grid)
+        thread = cute.arch.thread_idx()[0] % WARPGROUP
+        first_thread = cute.arch.block_idx()[0] * WARPGROUP
+        all_threads = cute.arch.grid_dim()[0] * WARPGROUP
+        self.spec.finish.fill(grid, first_thread + thread, all_threads, config.lanes, tensors)
+        lane = thread % config.lanes
+        rows_at_once = WARPGROUP // config.lanes
+        owned_rows = config.consumer_rows // split
+        phase = Int32(0)
+        while tile < tiles:
+            place = self.place(tile, grid, rank, split)
+            for consumer in cutlass.range_constexpr(CONSUMERS):
+                wait(shared.staged.subview(consumer), phase)
+                index = thread // config.lanes
+                while index < owned_rows:
+                    row = consumer * config.consumer_rows + self.owned_row(index, rank, split)
+                    main = self.staged_row(shared, row, lane)
+                    ho, wo = divide(place.row + row, grid.w)
+                    self.spec.finish.store(
+                        main,
+                        grid,
+                        place.n,
+                        place.t,
+                        ho,
+                        wo,
+                        place.channel + lane * CHUNK_CHANNELS,
+                        config.lanes,
+                        tensors,
+                    )
+                    index += rows_at_once
+                prims.mbarrier_arrive(shared.drained.subview(consumer))
+            phase = phase ^ 1
+            tile += step
+
+    def staged_row(self, shared: Shared, row: Int32, lane: Int32) -> postops.Fragment:
+        fragment = []
+        for chunk in range(0, self.config.row_chunks, self.config.lanes):
+            address = shared.staging.subview(self.staging_offset(row, chunk + lane))
+            values = prims.load_ext(shared_pointer(address, Int32), count=CHUNK_REGISTERS)
+            fragment += [values[index] for index in range(CHUNK_REGISTERS)]
+        return fragment

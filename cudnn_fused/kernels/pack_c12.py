@@ -1,0 +1,124 @@
+"""Packing of a raw chunk for the causal convolution: strided NCTHW with 12 channels to padded NTHWC with 16.
+
+One thread per pixel of the padded tensor, neighbours in W side by side. The frames in front are earlier ones or zeros;
+the last two frames of all go into the cache, unpadded, for the next chunk.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint16
+from cutlass.experimental import primitives as prims
+
+from cudnn_fused.kernels.device import CHUNK_REGISTERS, ELEMENT_BYTES, GLOBAL, chunk_address, divide, store_chunk
+from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid
+
+THREADS = 256
+CHANNELS = 12
+PIXEL = 16  # channels of a packed pixel
+PAIRS = CHANNELS // 2  # registers of a pixel's real channels
+HISTORY_REGISTERS = 2  # history is 8-byte aligned
+
+
+class PackC12:
+    """The kernel for one count of earlier frames; extents and strides are run-time values."""
+
+    BLOCKS_PER_SM = 8
+
+    def __init__(self, history: int) -> None:
+        self.history = history
+
+    @cute.jit
+    def __call__(
+        self,
+        input: Int64,
+        previous: Int64,
+        padded: Int64,
+        cache_output: Int64,
+        n: Int32,
+        t: Int32,
+        h: Int32,
+        w: Int32,
+        stride_n: Int64,
+        stride_c: Int64,
+        stride_t: Int64,
+        stride_h: Int64,
+        stride_w: Int64,
+        multiprocessors: Int32,
+        stream,
+    ):
+        """Launch. ``n, t, h, w`` are the extents of the padded tensor, the strides those of ``input`` in elements."""
+        self.kernel(
+            input, previous, padded, cache_output, n, t, h, w, stride_n, stride_c, stride_t, stride_h, stride_w
+        ).launch(grid=(multiprocessors * self.BLOCKS_PER_SM, 1, 1), block=(THREADS, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(
+        self,
+        input: Int64,
+        previous: Int64,
+        padded: Int64,
+        cache_output: Int64,
+        n: Int32,
+        t: Int32,
+        h: Int32,
+        w: Int32,
+        stride_n: Int64,
+        stride_c: Int64,
+        stride_t: Int64,
+        stride_h: Int64,
+        stride_w: Int64,
+    ):
+        grid = PaddedGrid(n, t, h, w)
+        pixel = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
+        step = cute.arch.grid_dim()[0] * THREADS
+        # Compared before it is added to, the pixel number cannot pass 2**31.
+        remaining = grid.pixels - pixel
+        while remaining > 0:
+            frame, inside = divide(pixel, grid.frame_pixels)
+            sample, time = divide(frame, grid.t)
+            hp, wp = divide(inside, grid.w)
+            ho, wo = hp - 1, wp - 1
+            real = (ho >= 0) & (ho < grid.out_h) & (wo >= 0) & (wo < grid.out_w)
+            current = time - HALO  # frame of the chunk; earlier ones are negative
+            registers = cutlass.Array(Int32, PAIRS, space=cutlass.AddressSpace.rmem)
+            for index in cutlass.range_constexpr(PAIRS):
+                registers[index] = Int32(0)
+            if real & (current >= 0):
+                source = (
+                    Int64(sample) * stride_n + Int64(current) * stride_t + Int64(ho) * stride_h + Int64(wo) * stride_w
+                )
+                for index in cutlass.range_constexpr(PAIRS):
+                    low = self.element(input, source + (2 * index) * stride_c)
+                    high = self.element(input, source + (2 * index + 1) * stride_c)
+                    registers[index] = low | (high << 16)
+            if cutlass.const_expr(self.history > 0):
+                held = current + self.history
+                if real & (current < 0) & (held >= 0):
+                    earlier = ((sample * self.history + held) * grid.out_h + ho) * grid.out_w + wo
+                    for first in cutlass.range_constexpr(0, PAIRS, HISTORY_REGISTERS):
+                        address = chunk_address(previous, earlier, CHANNELS, 2 * first)
+                        pair = prims.load_ext(cutlass.inttoptr(address, GLOBAL, Int32), count=HISTORY_REGISTERS)
+                        for index in cutlass.range_constexpr(HISTORY_REGISTERS):
+                            registers[first + index] = pair[index]
+            values = [registers[index] for index in range(PAIRS)] + [Int32(0)] * (PIXEL // 2 - PAIRS)
+            for first in cutlass.range_constexpr(0, PIXEL // 2, CHUNK_REGISTERS):
+                store_chunk(chunk_address(padded, pixel, PIXEL, 2 * first), values[first : first + CHUNK_REGISTERS])
+            cached = cutlass.min(grid.out_t + self.history, HALO)
+            slot = current - grid.out_t + cached
+            if real & (slot >= 0):
+                kept = ((sample * cached + slot) * grid.out_h + ho) * grid.out_w + wo
+                for first in cutlass.range_constexpr(0, PAIRS, HISTORY_REGISTERS):
+                    address = chunk_address(cache_output, kept, CHANNELS, 2 * first)
+                    pair = tuple(values[first : first + HISTORY_REGISTERS])
+                    prims.store_ext(
+                        cutlass.Vector.from_elements(pair, dtype=Int32), cutlass.inttoptr(address, GLOBAL, Int32)
+                    )
+            pixel += step
+            remaining -= step
+
+    def element(self, tensor: Int64, offset: Int64) -> Int32:
+        """The bits of one BF16."""
+        value = prims.load_ext(cutlass.inttoptr(tensor + offset * ELEMENT_BYTES, GLOBAL, Uint16))
+        return value.to(Int32)

@@ -1,0 +1,172 @@
+"""How the Hopper convolution cuts its work into tiles: what a tile may be, and which tile and split suit a problem.
+
+Nothing here needs a GPU or the DSL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, PaddedGrid
+
+if TYPE_CHECKING:
+    from cudnn_fused.kernels.conv3d_sm90 import Conv3dSpec
+
+ELEMENT_BYTES = 2  # BF16
+CHUNK_CHANNELS = 8  # of a 16-byte access
+WARPGROUP = 128
+CONSUMERS = 2  # warpgroups that multiply
+M_BLOCK = 64  # rows of one wgmma
+K_STEP = 16  # channels of one wgmma
+K_CHUNK = 64  # channels of a stage: one 128-byte swizzled row
+ROW_BYTES = K_CHUNK * ELEMENT_BYTES
+SWIZZLE_ROWS = 8  # the swizzle pattern repeats every 1024 bytes
+MAX_BOX_ROWS = 256  # of a TMA box
+MAX_ACCUMULATORS = 160  # registers of a consumer thread that leave enough for everything else
+SHARED_BYTES = 227 * 1024 - 1024  # of a CTA, less what the compiler reserves and aligns
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """How a CTA's tile is cut up. ``m_blocks`` and ``n_blocks`` are the accumulator blocks of one consumer."""
+
+    m_blocks: int
+    n_blocks: int
+    n_block: int
+    a_stages: int
+    b_stages: int
+
+    @property
+    def consumer_rows(self) -> int:
+        return self.m_blocks * M_BLOCK
+
+    @property
+    def tile_m(self) -> int:
+        return CONSUMERS * self.consumer_rows
+
+    @property
+    def tile_n(self) -> int:
+        return self.n_blocks * self.n_block
+
+    @property
+    def block_registers(self) -> int:
+        """Accumulators that a thread holds of one block."""
+        return M_BLOCK * self.n_block // WARPGROUP
+
+    @property
+    def a_rows(self) -> int:
+        """Pixels of a stage: the tile and its halo, in whole swizzle patterns."""
+        return math.ceil((self.tile_m + HALO) / SWIZZLE_ROWS) * SWIZZLE_ROWS
+
+    @property
+    def a_boxes(self) -> int:
+        """TMA loads of a stage of activations: equal boxes that begin where a swizzle pattern does."""
+        patterns = self.a_rows // SWIZZLE_ROWS
+        return next(
+            boxes for boxes in range(1, patterns + 1) if patterns % boxes == 0 and self.a_rows // boxes <= MAX_BOX_ROWS
+        )
+
+    @property
+    def a_stage_bytes(self) -> int:
+        return self.a_rows * ROW_BYTES
+
+    @property
+    def b_stage_bytes(self) -> int:
+        return self.n_block * ROW_BYTES
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.tile_m * self.tile_n * ELEMENT_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        barriers = 8 * (2 * (self.a_stages + self.b_stages) + 2 * CONSUMERS * (1 + self.split_levels))
+        return self.a_stages * self.a_stage_bytes + self.b_stages * self.b_stage_bytes + self.staging_bytes + barriers
+
+    @property
+    def row_chunks(self) -> int:
+        """16-byte chunks of a staged row."""
+        return self.tile_n // CHUNK_CHANNELS
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of the epilogue that share a row."""
+        return 8 if self.row_chunks % 8 == 0 and self.row_chunks > 32 else 4
+
+    @property
+    def split_levels(self) -> int:
+        """How often a consumer's rows can be halved among the CTAs of a cluster: by block, then by half a block."""
+        return 2 if self.m_blocks == 2 else 1
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        return tuple(1 << level for level in range(self.split_levels + 1))
+
+    def problem(self, spec: Conv3dSpec) -> str | None:
+        """Why this tile cannot serve the operation, or None if it can."""
+        if self.m_blocks not in (1, 2):
+            return "a consumer holds one or two blocks of 64 rows"
+        if self.n_block % K_STEP or not 0 < self.n_block <= 256:
+            return "a wgmma computes a multiple of 16, at most 256, channels"
+        if self.row_chunks % self.lanes:
+            return "the lanes of the epilogue do not divide a row"
+        if spec.co % self.tile_n:
+            return f"{spec.co} output channels are no multiple of {self.tile_n}"
+        if spec.finish.post.norm and self.tile_n != spec.co:
+            return "a fused norm needs a pixel's whole channel row in one CTA"
+        if self.m_blocks * self.n_blocks * self.block_registers > 160:
+            return "the accumulators leave too few registers"
+        if min(self.a_stages, self.b_stages) < 2:
+            return "a ring needs two stages"
+        if self.shared_bytes > SHARED_BYTES:
+            return f"{self.shared_bytes} bytes of shared memory are more than {SHARED_BYTES}"
+        return None
+
+
+# Tiles in order of preference: at equal cost the first is taken.
+TILES = (
+    TileConfig(m_blocks=2, n_blocks=1, n_block=160, a_stages=2, b_stages=3),
+    TileConfig(m_blocks=1, n_blocks=2, n_block=160, a_stages=3, b_stages=4),
+    TileConfig(m_blocks=2, n_blocks=1, n_block=128, a_stages=2, b_stages=5),
+)
+
+# The cost model, in tensor-core cycles.
+TILE_OVERHEAD = 2500  # filling the pipeline, draining it and staging
+SPLIT_OVERHEAD = 2500  # one exchange of partial sums
+EPILOGUE_TAIL = 4000  # storing the last tile, which nothing hides
+
+
+def tiles_for(spec: Conv3dSpec) -> tuple[TileConfig, ...]:
+    """The tiles that can serve an operation; a fused norm leaves one, and so do 160 channels."""
+    return tuple(tile for tile in TILES if tile.problem(spec) is None)
+
+
+def resident_clusters(split: int, multiprocessors: int) -> int:
+    """Clusters of ``split`` CTAs that run at a time, one CTA to a multiprocessor.
+
+    A cluster stays inside a group of 16 or 18 multiprocessors; clusters of four leave two of each 18 idle.
+    """
+    return max(1, multiprocessors // split - (split > 2))
+
+
+def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
+    """Estimated cycles of a launch: waves of tiles, each as long as its share of the reduction."""
+    tiles = grid.n * grid.out_t * math.ceil(grid.frame_rows / tile.tile_m) * (spec.co // tile.tile_n)
+    waves = math.ceil(tiles / resident_clusters(split, multiprocessors))
+    skipped = sum(max(spec.leading_zero_frames - t, 0) for t in range(grid.out_t)) / (3 * grid.out_t)
+    steps = TAP_ROWS * spec.w_taps * sum(spec.chunk_steps) * (1 - skipped)
+    # A wgmma of 64 x n x 16 takes n / 2 cycles.
+    step_cycles = CONSUMERS * tile.m_blocks * tile.n_blocks * tile.n_block / 2
+    exchange = SPLIT_OVERHEAD * math.log2(split)
+    return waves * (steps * step_cycles / split + TILE_OVERHEAD + exchange) + EPILOGUE_TAIL
+
+
+def choose(
+    spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, multiprocessors: int
+) -> tuple[TileConfig, int]:
+    """The cheapest tile and split of the reduction."""
+    options = [(tile, split) for tile in tiles for split in tile.splits]
+    return min(options, key=lambda option: cost(spec, *option, grid, multiprocessors))
