@@ -53,7 +53,9 @@ def from_float(array: np.ndarray, bits: int) -> Value:
     return raw if raw.shape[0] == LANES else int(raw[0])
 
 
-def float_operation(function: Callable[..., np.ndarray], operand_types: tuple[str, ...], result: str) -> Callable[..., Value]:
+def float_operation(
+    function: Callable[..., np.ndarray], operand_types: tuple[str, ...], result: str
+) -> Callable[..., Value]:
     """Lifts a function of `numerics` to registers."""
     shapes = tuple((name, _width(name)) for name in operand_types)
     bits = _width(result)
@@ -73,7 +75,8 @@ def _float_function(name: str, operand_types: tuple[str, ...], result: str, opti
 def _float(t: Translator, i: Instruction, name: str, types: tuple[str, ...], result: str, **options: Any) -> Pure:
     function = _float_function(name, types, result, tuple(sorted(options.items())))
     sources = [
-        t.source(operand, "b64" if kind == "f32x2" else kind) for operand, kind in zip(i.operands[1:], types, strict=True)
+        t.source(operand, "b64" if kind == "f32x2" else kind)
+        for operand, kind in zip(i.operands[1:], types, strict=True)
     ]
     return Pure(i.operands[:1], _call(t, function, name, *sources))
 
@@ -307,7 +310,9 @@ def _bit_function(t: Translator, i: Instruction, m: Modifiers) -> Pure:
         raise UnsupportedInstruction("bfind of signed types is not modelled")
     function, result_bits = _BIT_FUNCTIONS[i.parts[0]]
     bits = _bits(kind)
-    return Pure(i.operands[:1], _call(t, _bit_lifted(function, bits, result_bits or bits), i.parts[0], *_sources(t, i, kind)))
+    return Pure(
+        i.operands[:1], _call(t, _bit_lifted(function, bits, result_bits or bits), i.parts[0], *_sources(t, i, kind))
+    )
 
 
 @cache
@@ -493,7 +498,9 @@ def _cvt(t: Translator, i: Instruction, m: Modifiers) -> Pure:
         return _float(t, i, "cvt_pack", ("f32", "f32"), target, dst=target, rnd=rounding or "rn", **flags)
     register = t.register_bits(i.operands[0])
     if source not in FLOATS and target not in FLOATS and not flags:
-        function = _integer_conversion(_bits(source), _bits(target), register, source[0] == "s" and target[0] == "s", source[0] == "s")
+        function = _integer_conversion(
+            _bits(source), _bits(target), register, source[0] == "s" and target[0] == "s", source[0] == "s"
+        )
         return Pure(i.operands[:1], _call(t, function, "cvt", t.source(i.operands[1], source)))
     source_bits = t.register_bits(i.operands[1]) or _bits(source)
     function = _conversion(source, target, rounding, tuple(flags), source_bits, register)
@@ -507,7 +514,9 @@ def _type_or_float(m: Modifiers) -> str:
 
 
 @cache
-def _integer_conversion(source: int, target: int, register: int, both_signed: bool, source_signed: bool) -> Callable[[Value], Value]:
+def _integer_conversion(
+    source: int, target: int, register: int, both_signed: bool, source_signed: bool
+) -> Callable[[Value], Value]:
     def convert(value: Value) -> Value:
         wide = values.resize(value, source, max(source, target), max(source, target), source_signed)
         return values.resize(wide, target, target, register, both_signed)
@@ -574,7 +583,9 @@ def _redux(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
     if kind in FLOATS:
         raise UnsupportedInstruction("redux of floats is not modelled")
     value, members = t.source(i.operands[1], kind), t.source(i.operands[2], "u32")
-    return Blocking(i.operands[:1], f"{t.bind(warp_ops.redux, 'redux')}(s, {mode!r}, {kind[0] == 's'}, {value}, {members})")
+    return Blocking(
+        i.operands[:1], f"{t.bind(warp_ops.redux, 'redux')}(s, {mode!r}, {kind[0] == 's'}, {value}, {members})"
+    )
 
 
 @emits("bar.warp.sync", blocking=True)
@@ -620,5 +631,3 @@ def _trap(t: Translator, i: Instruction, m: Modifiers) -> Control:
 def _nanosleep(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     m.need("u32")
     return Effect((), "s.spin()")
-
-

@@ -69,7 +69,9 @@ def _destinations(strand: Strand, target: int, barrier: int, multicast: int | No
         ranks = [cta.rank]
         allowed = (cta.rank & ~1, cta.rank | 1) if pair else (cta.rank,)
         if barrier_rank not in allowed:
-            raise strand.error("BarrierMisuse", f"a copy to CTA {cta.rank} completes on an mbarrier of CTA {barrier_rank}")
+            raise strand.error(
+                "BarrierMisuse", f"a copy to CTA {cta.rank} completes on an mbarrier of CTA {barrier_rank}"
+            )
     else:
         ranks = [rank for rank in range(16) if (multicast >> rank) & 1]
         if not ranks:
@@ -106,7 +108,9 @@ def _chunks_in_bounds(tensor_map: TensorMap, coordinates: tuple[int, ...], offse
         _, rows = tensor_map._pixels(coordinates, offsets)
     else:
         rows = np.ones((), bool)
-        outer = zip(coordinates[1:], tensor_map.extents[1:], tensor_map.box[1:], tensor_map.element_strides[1:], strict=True)
+        outer = zip(
+            coordinates[1:], tensor_map.extents[1:], tensor_map.box[1:], tensor_map.element_strides[1:], strict=True
+        )
         for first, extent, length, step in outer:
             positions = first + np.arange(0, length, step)
             rows = np.logical_and.outer((positions >= 0) & (positions < extent), rows)
@@ -117,7 +121,9 @@ def _fills_range(offset: int, size: int) -> bool:
     return offset % SWIZZLE_LINE_BYTES == 0 and size % SWIZZLE_LINE_BYTES == 0
 
 
-def _submit_load(strand: Strand, destinations: list[_Destination], size: int, chunks: np.ndarray | None, produce: Any, useful: Any) -> None:
+def _submit_load(
+    strand: Strand, destinations: list[_Destination], size: int, chunks: np.ndarray | None, produce: Any, useful: Any
+) -> None:
     """Queues a bulk load whose bytes `produce` gives."""
     for place in destinations:
         place.cta.shared.check(place.offset, place.offset + size, "bulk copy")
@@ -129,7 +135,11 @@ def _submit_load(strand: Strand, destinations: list[_Destination], size: int, ch
             access.agent = place.barrier.agent
             access.knows = warp.clock
             strand.race(shadow.write(words, access), "a bulk copy to shared memory")
-    index = chunks if chunks is not None else slice(destinations[0].offset // CHUNK, (destinations[0].offset + size) // CHUNK)
+    index = (
+        chunks
+        if chunks is not None
+        else slice(destinations[0].offset // CHUNK, (destinations[0].offset + size) // CHUNK)
+    )
 
     def run() -> None:
         data = np.ascontiguousarray(produce()).view(np.complex128)
@@ -171,7 +181,9 @@ def tensor_load(
         destinations = _destinations(strand, place, _lane(barrier, lane), cast, pair)
         offset = destinations[0].offset
         if offset % BULK_TENSOR_ALIGNMENT:
-            raise Misaligned(f"a bulk tensor copy to shared offset {offset}, which is not a multiple of {BULK_TENSOR_ALIGNMENT}")
+            raise Misaligned(
+                f"a bulk tensor copy to shared offset {offset}, which is not a multiple of {BULK_TENSOR_ALIGNMENT}"
+            )
         launch.counts.bytes["global to shared"] += tensor_map.bytes_in_bounds(where, shifts)
         _submit_load(
             strand,
@@ -183,7 +195,9 @@ def tensor_load(
         )
 
 
-def bulk_load(strand: Strand, mask: int, target: Value, source: Value, size: Value, barrier: Value, multicast: Value | None) -> None:
+def bulk_load(
+    strand: Strand, mask: int, target: Value, source: Value, size: Value, barrier: Value, multicast: Value | None
+) -> None:
     """cp.async.bulk from global to shared memory."""
     launch = strand.warp.launch
     for lane in lane_indices(mask).tolist():
@@ -222,7 +236,13 @@ def _submit_store(strand: Strand, lane: int, offset: int, size: int, chunks: np.
 
 
 def tensor_store(
-    strand: Strand, mask: int, map_address: Value, coordinates: tuple[Value, ...], source: Value, reduction: str | None, im2col: bool
+    strand: Strand,
+    mask: int,
+    map_address: Value,
+    coordinates: tuple[Value, ...],
+    source: Value,
+    reduction: str | None,
+    im2col: bool,
 ) -> None:
     """cp.async.bulk.tensor and cp.reduce.async.bulk.tensor from shared to global memory."""
     for lane in lane_indices(mask).tolist():
@@ -232,7 +252,9 @@ def tensor_store(
         where = _coordinates(coordinates, lane)
         _, offset = shared_target(strand, _lane(source, lane), remote=False)
         if offset % BULK_TENSOR_ALIGNMENT:
-            raise Misaligned(f"a bulk tensor copy from shared offset {offset}, which is not a multiple of {BULK_TENSOR_ALIGNMENT}")
+            raise Misaligned(
+                f"a bulk tensor copy from shared offset {offset}, which is not a multiple of {BULK_TENSOR_ALIGNMENT}"
+            )
         inside = tensor_map.bytes_in_bounds(where, (0,) * (tensor_map.rank - 2) if im2col else ())
         strand.warp.launch.counts.bytes["shared to global"] += inside
         if reduction:

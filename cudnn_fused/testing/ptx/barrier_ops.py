@@ -28,7 +28,9 @@ def shared_target(strand: Strand, address: int, remote: bool) -> tuple[Cta, int]
     if rank == cta.rank:
         return cta, offset
     if not remote:
-        raise strand.error("OutOfBounds", f"shared address {address:#x} belongs to CTA {rank} of the cluster, not to this one")
+        raise strand.error(
+            "OutOfBounds", f"shared address {address:#x} belongs to CTA {rank} of the cluster, not to this one"
+        )
     return cta.cluster.cta(rank, strand), offset
 
 
@@ -36,7 +38,9 @@ def find_mbarrier(strand: Strand, address: int, remote: bool = True) -> MBarrier
     cta, offset = shared_target(strand, address, remote)
     barrier = cta.mbarriers.get(offset)
     if barrier is None:
-        raise strand.error("BarrierMisuse", f"no mbarrier was initialised at offset {offset} of the cluster's CTA {cta.rank}")
+        raise strand.error(
+            "BarrierMisuse", f"no mbarrier was initialised at offset {offset} of the cluster's CTA {cta.rank}"
+        )
     return barrier
 
 
@@ -115,7 +119,9 @@ def mbarrier_inval(strand: Strand, mask: int, address: Value) -> None:
         del cta.mbarriers[offset]
 
 
-def mbarrier_arrive(strand: Strand, mask: int, address: Value, count: Value, expect: Value, remote: bool, relaxed: bool) -> Value:
+def mbarrier_arrive(
+    strand: Strand, mask: int, address: Value, count: Value, expect: Value, remote: bool, relaxed: bool
+) -> Value:
     """Arrives `count` times per active lane, after raising the transaction count by `expect`. Returns the phase."""
     warp = strand.warp
     clock = warp.fenced if relaxed else warp.release()
@@ -352,7 +358,11 @@ _FENCES = {
     ("proxy", "async", "global"),
     ("proxy", "alias"),
     ("mbarrier_init", "release", "cluster"),
-    *((order, scope) for order in ("acq_rel", "sc", "acquire", "release") for scope in ("cta", "cluster", "gpu", "sys")),
+    *(
+        (order, scope)
+        for order in ("acq_rel", "sc", "acquire", "release")
+        for scope in ("cta", "cluster", "gpu", "sys")
+    ),
 }
 
 

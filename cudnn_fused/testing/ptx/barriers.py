@@ -54,7 +54,9 @@ class MBarrier:
 
     def arrive(self, count: int, clock: np.ndarray | None) -> None:
         if count > self.pending:
-            raise BarrierMisuse(f"{count} arrivals are more than the {self} waits for: a wait is missing or a count wrong")
+            raise BarrierMisuse(
+                f"{count} arrivals are more than the {self} waits for: a wait is missing or a count wrong"
+            )
         self.pending -= count
         self.clock = join(self.clock, clock)
         self._advance()
@@ -90,7 +92,9 @@ class NamedBarrier:
         if self.arrived and expected != self.expected:
             raise BarrierMisuse(f"barrier {self.number} used with {expected} and with {self.expected} threads at once")
         if expected % 32:
-            raise BarrierMisuse(f"barrier {self.number} with {expected} threads, which is not a multiple of the warp size")
+            raise BarrierMisuse(
+                f"barrier {self.number} with {expected} threads, which is not a multiple of the warp size"
+            )
         self.expected = expected
         self.arrived += lanes
         if self.arrived > expected:

@@ -10,7 +10,9 @@ from .parser import Instruction
 _CLASSES = {
     **dict.fromkeys(("bra", "ret", "exit", "trap", "call"), "control"),
     **dict.fromkeys(("ld", "st", "ldmatrix", "stmatrix", "atom", "red", "prefetch", "st.async"), "memory"),
-    **dict.fromkeys(("mbarrier", "bar", "barrier", "fence", "membar", "griddepcontrol", "setmaxnreg", "nanosleep"), "sync"),
+    **dict.fromkeys(
+        ("mbarrier", "bar", "barrier", "fence", "membar", "griddepcontrol", "setmaxnreg", "nanosleep"), "sync"
+    ),
     **dict.fromkeys(("shfl", "vote", "match", "redux", "elect", "activemask"), "warp"),
     **dict.fromkeys(("wgmma", "tcgen05", "mma"), "tensor"),
     **dict.fromkeys(("cp", "clusterlaunchcontrol", "prefetchu"), "async copy"),

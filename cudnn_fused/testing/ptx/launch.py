@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 # These register their emitters.
-from . import alu, async_ops, barrier_ops, memory_ops, tensor_ops  # noqa: F401
+from . import alu, async_ops, barrier_ops, memory_ops, tcgen05_ops, wgmma_ops  # noqa: F401
 from .counts import Counts
 from .errors import LaunchError
 from .machine import Dim3, Launch
@@ -153,9 +153,7 @@ def _check_dimensions(program: Program, grid: Dim3, block: Dim3, cluster: Dim3, 
         raise LaunchError(f"{shared_bytes} bytes of dynamic shared memory; the limit is {MAX_SHARED_BYTES}")
 
 
-def _pack(
-    parameters: list[Parameter], args: Sequence[Any], memory: GlobalMemory
-) -> tuple[bytes, dict[int, TensorMap]]:
+def _pack(parameters: list[Parameter], args: Sequence[Any], memory: GlobalMemory) -> tuple[bytes, dict[int, TensorMap]]:
     """The parameter buffer, and the tensor maps in it by offset."""
     if len(args) != len(parameters):
         raise LaunchError(f"the kernel has {len(parameters)} parameters, {len(args)} arguments were passed")

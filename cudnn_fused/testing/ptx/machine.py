@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,31 +124,11 @@ class Strand:
         cluster = self.warp.cta.cluster
         earlier = f"{'a write' if conflict.wrote else 'a read'} by {cluster.agents.describe(conflict.agent)}"
         place = cluster.launch.program.location(conflict.at)
-        why = (
-            "without a fence.proxy.async in between" if conflict.only_unpublished else "and nothing orders the two"
-        )
+        why = "without a fence.proxy.async in between" if conflict.only_unpublished else "and nothing orders the two"
         raise RaceError(
             f"{what} follows {earlier} (PTX line {place.ptx_line}: {errors.shorten(place.ptx_text)}), {why}",
             self.location(),
         )
-
-
-class FragmentCache:
-    """wgmma accumulators of a warp in matrix form, by the registers that hold them: saves taking apart a chain's fragments."""
-
-    LIMIT = 32
-
-    def __init__(self) -> None:
-        self.by_first: dict[int, tuple[tuple[Any, ...], np.ndarray]] = {}
-
-    def find(self, registers: tuple[Any, ...]) -> np.ndarray | None:
-        known = self.by_first.pop(id(registers[0]), None)
-        return known[1] if known is not None and all(map(is_, registers, known[0])) else None
-
-    def keep(self, registers: tuple[Any, ...], accumulator: np.ndarray) -> None:
-        if len(self.by_first) >= self.LIMIT:
-            self.by_first.clear()
-        self.by_first[id(registers[0])] = (registers, accumulator)
 
 
 class Warp:
@@ -176,12 +155,10 @@ class Warp:
         self.issued = [0] * len(Pipe)  # operations (or groups of them) handed to each pipe
         self.wgmma_open: list[Any] = []
         self.wgmma_groups: deque[tuple[int, list[Any]]] = deque()
-        self.fragments = FragmentCache()
         self.copy_groups: deque[list[Any]] = deque()
         self.copy_open: list[Any] = []
         self.bulk_open: dict[int, list[Any]] = {}  # by lane: bulk groups belong to threads
         self.bulk_groups: list[Any] = []
-        self.tensor_loads: list[Any] = []
         self.tensor_stores: list[Any] = []
         self.cluster_token: int | None = None
 
@@ -265,6 +242,7 @@ class Cta:
         self.tensor = TensorMemory()
         self.shared_shadow = SharedShadow(cluster.agents, self.shared.size) if launch.races else None
         self.tensor_shadow = TensorShadow(cluster.agents) if launch.races else None
+        self.warpgroups: dict[int, Any] = {}
         self.operand_cache: dict[Any, Any] = {}
         self.mbarriers: dict[int, MBarrier] = {}
         self.first_barrier, self.last_barrier = 1 << 32, 0  # the range of offsets that holds mbarriers
@@ -407,5 +385,3 @@ def describe_deadlock(clusters: list[Cluster], queue_length: int) -> Deadlock:
     if queue_length:
         lines.append(f"  {queue_length} asynchronous operations have not run")
     return Deadlock("\n".join(lines), clusters[0].launch.program.location(None))
-
-

@@ -162,7 +162,9 @@ class SharedMemory:
         self.written_rows = {width: self.written.reshape(-1, width) for width in ITEM_TYPES}
         self.chunks = self.items[CHUNK]
         self.written_chunks = self.written_rows[CHUNK]
-        self.useful_chunks = np.zeros(self.size // CHUNK, bool)  # written by something else than the fill of a bulk copy
+        self.useful_chunks = np.zeros(
+            self.size // CHUNK, bool
+        )  # written by something else than the fill of a bulk copy
         self.version = 0  # grows with every write
 
     def check(self, low: int, high: int, what: str) -> None:

@@ -143,7 +143,11 @@ def _check_barriers_untouched(strand: Strand, cta: Cta, offsets: Value, size: in
     if high <= cta.first_barrier or low >= cta.last_barrier:
         return
     for offset in cta.mbarriers:
-        if ((offsets < offset + 8) & (offsets + size > offset)).any() if isinstance(offsets, np.ndarray) else low < offset + 8 and high > offset:
+        if (
+            ((offsets < offset + 8) & (offsets + size > offset)).any()
+            if isinstance(offsets, np.ndarray)
+            else low < offset + 8 and high > offset
+        ):
             raise strand.error("BarrierMisuse", f"a store to the live {cta.mbarriers[offset]}")
 
 
@@ -153,13 +157,19 @@ def _item_type(size: int) -> np.dtype:
     return ITEM_TYPES[size]
 
 
-def load(strand: Strand, mask: int, space: str, address: Value, width: int, count: int, bits: int, is_signed: bool) -> Any:
+def load(
+    strand: Strand, mask: int, space: str, address: Value, width: int, count: int, bits: int, is_signed: bool
+) -> Any:
     """`count` values of `width` bytes per lane as registers of `bits`: a value, or a tuple of them."""
     active = _active(address, mask)
     items = _read(strand, space, active, width * count)
     table = items.view(UNSIGNED[8 * width]).reshape(-1, count)
     if bits != 8 * width:
-        table = table.view(SIGNED[8 * width]).astype(SIGNED[bits]).view(UNSIGNED[bits]) if is_signed else table.astype(UNSIGNED[bits])
+        table = (
+            table.view(SIGNED[8 * width]).astype(SIGNED[bits]).view(UNSIGNED[bits])
+            if is_signed
+            else table.astype(UNSIGNED[bits])
+        )
     if not isinstance(address, np.ndarray):
         row = table[0].tolist()
         return row[0] if count == 1 else tuple(row)
@@ -224,7 +234,9 @@ def _float_atomic(kind: str) -> Callable[[int, int], int]:
     return add
 
 
-def atomic(strand: Strand, mask: int, space: str, address: Value, operands: tuple[Value, ...], function: Any, width: int) -> Value:
+def atomic(
+    strand: Strand, mask: int, space: str, address: Value, operands: tuple[Value, ...], function: Any, width: int
+) -> Value:
     """Combines each active lane's operands with memory in turn; returns what each lane found there."""
     old = np.zeros(LANES, UNSIGNED[8 * width])
     for lane in lane_indices(mask).tolist():
@@ -249,7 +261,12 @@ def store_matrices(strand: Strand, mask: int, address: Value, sources: tuple[Val
     count = len(sources)
     fragment = np.stack([values.as_lanes(value, 32) for value in sources])
     rows = np.ascontiguousarray(matrix.fragment_to_matrices(fragment, transpose)).reshape(count * 8, 8)
-    _write(strand, "shared", np.ascontiguousarray(values.as_lanes(address, 32)[: 8 * count]), rows.view(_item_type(16)).reshape(-1))
+    _write(
+        strand,
+        "shared",
+        np.ascontiguousarray(values.as_lanes(address, 32)[: 8 * count]),
+        rows.view(_item_type(16)).reshape(-1),
+    )
 
 
 # Emitters.
@@ -290,11 +307,15 @@ def _emit_load(t: Translator, i: Instruction, m: Modifiers) -> Effect:
         return _parameter_load(t, i, address, width, count, bits, is_signed)
     if space.startswith("param"):
         space = "global"
-    call = f"{t.bind(load, 'load')}(s, {{mask}}, {space!r}, {t.address(address)}, {width}, {count}, {bits}, {is_signed})"
+    call = (
+        f"{t.bind(load, 'load')}(s, {{mask}}, {space!r}, {t.address(address)}, {width}, {count}, {bits}, {is_signed})"
+    )
     return Effect((i.operands[0],), call)
 
 
-def _parameter_load(t: Translator, i: Instruction, address: Address, width: int, count: int, bits: int, is_signed: bool) -> Effect:
+def _parameter_load(
+    t: Translator, i: Instruction, address: Address, width: int, count: int, bits: int, is_signed: bool
+) -> Effect:
     parameter = t.parameters.get(address.base.name)
     if parameter is None or address.offset + width * count > parameter.size:
         raise UnsupportedInstruction("the access is outside the parameter")
@@ -314,7 +335,9 @@ def _emit_store(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     m.take("v2", "v4", "v8")
     space, _ = _access_modifiers(t, m)
     sources = "".join(t.source(item, kind) + ", " for item in _vector(i.operands[1]))
-    call = f"{t.bind(store, 'store')}(s, {{mask}}, {space!r}, {t.address(i.operands[0])}, ({sources}), {TYPE_BYTES[kind]})"
+    call = (
+        f"{t.bind(store, 'store')}(s, {{mask}}, {space!r}, {t.address(i.operands[0])}, ({sources}), {TYPE_BYTES[kind]})"
+    )
     return Effect((), call)
 
 
@@ -361,7 +384,9 @@ def _emit_ldmatrix(t: Translator, i: Instruction, m: Modifiers) -> Effect:
 def _emit_stmatrix(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     _, transpose = _matrix_modifiers(m)
     sources = "".join(t.source(item, "b32") + ", " for item in _vector(i.operands[1]))
-    call = f"{t.bind(store_matrices, 'stmatrix')}(s, {{mask}}, {t.address(i.operands[0], 32)}, ({sources}), {transpose})"
+    call = (
+        f"{t.bind(store_matrices, 'stmatrix')}(s, {{mask}}, {t.address(i.operands[0], 32)}, ({sources}), {transpose})"
+    )
     return Effect((), call)
 
 
@@ -370,7 +395,9 @@ def _emit_mapa(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     space = m.take("shared::cluster")
     kind = m.type()
     base = 0 if space else SHARED_BASE
-    call = f"{t.bind(map_address, 'mapa')}(s, {t.source(i.operands[1], kind)}, {t.source(i.operands[2], 'u32')}, {base})"
+    call = (
+        f"{t.bind(map_address, 'mapa')}(s, {t.source(i.operands[1], kind)}, {t.source(i.operands[2], 'u32')}, {base})"
+    )
     return Effect(i.operands[:1], call)
 
 
@@ -378,7 +405,9 @@ def map_address(strand: Strand, address: Value, rank: Value, base: int) -> Value
     """The same offset in another CTA of the cluster."""
     ranks = rank[lane_indices(strand.mask)] if isinstance(rank, np.ndarray) else rank
     if np.max(ranks) >= len(strand.warp.cta.cluster.ctas):
-        raise strand.error("OutOfBounds", f"mapa to CTA {int(np.max(ranks))} of a cluster of {len(strand.warp.cta.cluster.ctas)}")
+        raise strand.error(
+            "OutOfBounds", f"mapa to CTA {int(np.max(ranks))} of a cluster of {len(strand.warp.cta.cluster.ctas)}"
+        )
     if isinstance(rank, np.ndarray):
         kind = address.dtype if isinstance(address, np.ndarray) else UNSIGNED[64 if base else 32]
         rank = rank.astype(kind)

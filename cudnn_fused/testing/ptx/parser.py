@@ -269,7 +269,9 @@ class _Parser:
     def _entry(self, text: str) -> None:
         if text.endswith(";"):
             return
-        header = re.match(r"(?:\.\w+\s+)*\.(entry|func)\s*(?:\([^)]*\)\s*)?([\w$]+)\s*(?:\((.*?)\))?(.*)\{$", text, re.DOTALL)
+        header = re.match(
+            r"(?:\.\w+\s+)*\.(entry|func)\s*(?:\([^)]*\)\s*)?([\w$]+)\s*(?:\((.*?)\))?(.*)\{$", text, re.DOTALL
+        )
         if not header:
             raise self.error(f"cannot parse the header {text[:80]!r}")
         if header.group(1) == "func":

@@ -121,7 +121,9 @@ class Agents:
     def visible(self, access: Access) -> np.ndarray:
         """For each agent, up to where the access may rely on its writes."""
         knows = access.knows
-        visible = np.where(self.generic, knows[PUBLISHED], knows[ORDERED]) if access.asynchronous else knows[ORDERED].copy()
+        visible = (
+            np.where(self.generic, knows[PUBLISHED], knows[ORDERED]) if access.asynchronous else knows[ORDERED].copy()
+        )
         visible[access.agent] = _EVERYTHING
         return visible
 

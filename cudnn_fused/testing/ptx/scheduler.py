@@ -176,7 +176,9 @@ class Scheduler:
         strands = warp.strands
         count = len(strands)
         alone = count == 1
-        meet = -1 if alone else min((other.pc for other in strands if other is not strand and other.pc > pc), default=-1)
+        meet = (
+            -1 if alone else min((other.pc for other in strands if other is not strand and other.pc > pc), default=-1)
+        )
         while budget > 0 and not warp.yielding:
             budget -= 1
             following = functions[pc](strand, registers, warp)

@@ -19,7 +19,19 @@ from typing import Any
 
 from . import counts, values
 from .errors import Location, UnsupportedInstruction
-from .parser import SINK, TYPE_BYTES, Address, FloatBits, Immediate, Instruction, Kernel, Module, Negated, Pair, Register
+from .parser import (
+    SINK,
+    TYPE_BYTES,
+    Address,
+    FloatBits,
+    Immediate,
+    Instruction,
+    Kernel,
+    Module,
+    Negated,
+    Pair,
+    Register,
+)
 from .parser import Special, Symbol, Vector
 
 PARAMETER_BASE = 1 << 49  # generic addresses of kernel parameters; host addresses end at 1 << 47
@@ -356,6 +368,18 @@ class Translator:
         return lines
 
 
+def tuple_source(t: Translator, operand: object, kind: str = "b32") -> str:
+    """A Python tuple of the values of `{a, b, ...}` (or of a single operand)."""
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    return "(" + "".join(t.source(item, kind) + ", " for item in items) + ")"
+
+
+def aligned(m: Modifiers) -> None:
+    """Consumes `.sync.aligned`."""
+    m.need("sync")
+    m.need("aligned")
+
+
 def _flatten(targets: tuple) -> list:
     flat: list = []
     for target in targets:
@@ -386,14 +410,14 @@ def _guard_blocking(instructions: list[Instruction]) -> list[Instruction]:
         ends = instruction.parts[0] in ("ret", "exit", "trap")
         if predicate is not None and (ends or find_opcode(instruction) in BLOCKING_OPCODES):
             negated = predicate.register if isinstance(predicate, Negated) else Negated(predicate)
-            around = Instruction(("bra",), (), negated, instruction.line, instruction.text, instruction.source, index + 1)
+            around = Instruction(
+                ("bra",), (), negated, instruction.line, instruction.text, instruction.source, index + 1
+            )
             result.append(around)
             instruction = Instruction(**{**_fields(instruction), "predicate": None})
         result.append(instruction)
     moved[len(instructions)] = len(result)
-    return [
-        Instruction(**{**_fields(i), "target": moved[i.target]}) if i.target is not None else i for i in result
-    ]
+    return [Instruction(**{**_fields(i), "target": moved[i.target]}) if i.target is not None else i for i in result]
 
 
 def _fields(instruction: Instruction) -> dict[str, Any]:
@@ -473,7 +497,21 @@ def _solve_liveness(blocks: list[Block], instructions: list[Instruction]) -> Non
 
 
 # Opcodes whose first operand is a source although it is a register, and those that read their destinations too.
-_NO_TARGET = {"st", "bra", "ret", "exit", "trap", "bar", "barrier", "red", "setmaxnreg", "prefetch", "fence", "membar", "nanosleep"}
+_NO_TARGET = {
+    "st",
+    "bra",
+    "ret",
+    "exit",
+    "trap",
+    "bar",
+    "barrier",
+    "red",
+    "setmaxnreg",
+    "prefetch",
+    "fence",
+    "membar",
+    "nanosleep",
+}
 _READS_TARGETS = {"wgmma"}
 
 

@@ -20,6 +20,7 @@ UNSIGNED = {8: np.dtype(np.uint8), 16: np.dtype(np.uint16), 32: np.dtype(np.uint
 SIGNED = {8: np.dtype(np.int8), 16: np.dtype(np.int16), 32: np.dtype(np.int32), 64: np.dtype(np.int64)}
 # What a register holds before anything is written to it: a NaN in every float format, and no plausible address.
 POISON = {1: False, 16: 0x7FFF, 32: 0x7FFFDEAD, 64: 0x7FFFDEAD7FFFDEAD, 128: 0x7FFFDEAD7FFFDEAD7FFFDEAD7FFFDEAD}
+PENDING_BITS = 0x7FFFDEAD  # a destination register while the operation that will fill it is under way: a NaN
 LANE_IDS = np.arange(LANES, dtype=np.uint32)
 
 
@@ -182,7 +183,10 @@ def high_multiplier(bits: int, is_signed: bool) -> Callable[[Value, Value], Valu
         if not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray):
             product = signed(a, bits) * signed(b, bits) if is_signed else a * b
             return _wrap(product >> bits, bits)
-        return np.array([high(x, y) for x, y in zip(as_lanes(a, bits).tolist(), as_lanes(b, bits).tolist(), strict=True)], UNSIGNED[bits])
+        return np.array(
+            [high(x, y) for x, y in zip(as_lanes(a, bits).tolist(), as_lanes(b, bits).tolist(), strict=True)],
+            UNSIGNED[bits],
+        )
 
     return high
 
@@ -238,7 +242,11 @@ def right_shifter(bits: int, is_signed: bool) -> Callable[[Value, Value], Value]
                 b = bits - 1
             if not is_signed:
                 return a >> b
-            return (a.view(kind) >> b).view(UNSIGNED[bits]) if isinstance(a, np.ndarray) else _wrap(signed(a, bits) >> b, bits)
+            return (
+                (a.view(kind) >> b).view(UNSIGNED[bits])
+                if isinstance(a, np.ndarray)
+                else _wrap(signed(a, bits) >> b, bits)
+            )
         shifted = as_lanes(a, bits).view(kind) >> np.minimum(b, bits - 1).astype(kind)
         if not is_signed:
             shifted = np.where(b < bits, shifted, kind.type(0))
@@ -257,7 +265,9 @@ def selector(bits: int) -> Callable[[Value, Value, Value], Value]:
             return a
         if predicate is False:
             return b
-        return np.where(predicate, a if isinstance(a, np.ndarray) else kind(a), b if isinstance(b, np.ndarray) else kind(b))
+        return np.where(
+            predicate, a if isinstance(a, np.ndarray) else kind(a), b if isinstance(b, np.ndarray) else kind(b)
+        )
 
     return select
 

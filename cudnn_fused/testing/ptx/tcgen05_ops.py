@@ -1,4 +1,4 @@
-"""Emitters and handlers of the tensor cores: wgmma (sm_90a) and tcgen05 (sm_100a).
+"""Emitters and handlers of tcgen05 (sm_100a): MMA, commit, and tensor memory.
 
 Accumulation: one K = 16 step is summed in float64 together with the accumulator and rounded once to FP32
 (`matrix.Accumulation.STEPWISE`). Hardware does not say how it adds inside a step; wherever all partial sums are exact in FP32
@@ -14,181 +14,17 @@ from typing import Any
 import numpy as np
 
 from . import matrix, tensor_memory, values
-from .barrier_ops import find_mbarrier
-from .errors import UninitializedRead, UnsupportedInstruction
-from .machine import Cta, Strand, Wait, Warp
-from .matrix import K_STEP, InstructionDescriptor, Major, SharedDescriptor
-from .memory import CHUNK, WORD
+from .barrier_ops import find_mbarrier, nothing
+from .errors import UnsupportedInstruction
+from .machine import Cta, Strand, Wait
+from .matrix import InstructionDescriptor
+from .memory import WORD
 from .memory_ops import store
 from .parser import Address, Instruction, Vector
 from .races import ORDERED, Access, Pipe
-from .translate import CTA_SHIFT, PENDING, Blocking, Effect, Modifiers, Translator, emits
+from .tensor_operands import Operand, decode_descriptor, mac_counter, uniform_operand
+from .translate import CTA_SHIFT, PENDING, Blocking, Effect, Modifiers, Translator, aligned, emits, tuple_source
 from .values import FULL_MASK, LANES, Value
-
-_WORDS_PER_CHUNK = CHUNK // WORD
-_CHUNK_WORDS = np.arange(_WORDS_PER_CHUNK)
-_ELEMENTS_PER_CHUNK = 8
-_PENDING_BITS = 0x7FFFDEAD  # what a destination register holds while its operation is under way: a NaN
-_FULL_WARP = "by a warp of which not all lanes take part"
-
-
-# Shared-memory operands.
-
-
-@lru_cache(maxsize=8192)
-def _decode(bits: int, blackwell: bool) -> SharedDescriptor:
-    return SharedDescriptor.from_tcgen05(bits) if blackwell else SharedDescriptor.from_wgmma(bits)
-
-
-@lru_cache(maxsize=8192)
-def _chunks(descriptor: SharedDescriptor, major: Major, rows: int, first: int, count: int, shared_bytes: int) -> np.ndarray:
-    """The chunks of rows [first, first + count) of an operand: [rows, 2] if K-major, [16, rows / 8] if MN-major."""
-    chunks = matrix.operand_chunks(descriptor, major, rows, shared_bytes=shared_bytes)
-    if major is Major.K:
-        return chunks[first : first + count]
-    return chunks[:, first // _ELEMENTS_PER_CHUNK : (first + count) // _ELEMENTS_PER_CHUNK]
-
-
-@lru_cache(maxsize=8192)
-def _chunk_words(descriptor: SharedDescriptor, major: Major, rows: int, first: int, count: int, shared_bytes: int) -> np.ndarray:
-    chunks = _chunks(descriptor, major, rows, first, count, shared_bytes)
-    return (chunks.reshape(-1, 1) * _WORDS_PER_CHUNK + _CHUNK_WORDS).reshape(-1)
-
-
-class Operand:
-    """Rows [first, first + count) of a matrix in the shared memory of one CTA."""
-
-    def __init__(self, cta: Cta, descriptor: SharedDescriptor, major: Major, rows: int, first: int = 0, count: int | None = None):
-        self.cta, self.major = cta, major
-        self.key = (descriptor, major, rows, first, rows if count is None else count, cta.shared.size)
-
-    def check_race(self, strand: Strand, access: Access | None) -> None:
-        if access is not None:
-            conflict = self.cta.shared_shadow.read(_chunk_words(*self.key), access)
-            strand.race(conflict, "the tensor core's read of shared memory")
-
-    def values(self, dtype: str, negate: bool) -> np.ndarray:
-        """float64 values [rows, 16]; cached until the CTA's shared memory changes."""
-        shared = self.cta.shared
-        cache = self.cta.operand_cache
-        key = (*self.key, dtype, negate)
-        found = cache.get(key)
-        if found is not None and found[0] == shared.version:
-            return found[1]
-        chunks = _chunks(*self.key)
-        if not shared.written_chunks[chunks].all():
-            raise UninitializedRead("the tensor core reads shared memory that nothing wrote")
-        bits = shared.chunks[chunks].view(np.uint16)
-        result = matrix.operand_values(bits if self.major is Major.K else bits.T, dtype, negate)
-        if len(cache) > 64:
-            cache.clear()
-        cache[key] = (shared.version, result)
-        return result
-
-    def reader(self, dtype: str, negate: bool) -> Callable[[], np.ndarray]:
-        return lambda: self.values(dtype, negate)
-
-    def useful(self) -> np.ndarray:
-        """For each chunk along K, how many rows hold something else than fill (MN-major: for each k, in chunks of 8 rows)."""
-        flags = self.cta.shared.useful_chunks[_chunks(*self.key)]
-        if self.major is Major.K:
-            return flags.sum(axis=0).repeat(_ELEMENTS_PER_CHUNK)
-        return flags.sum(axis=1) * _ELEMENTS_PER_CHUNK
-
-
-def _count_macs(strand: Strand, a: list[Operand], b: list[Operand], m: int, n: int) -> Callable[[], None]:
-    counts = strand.warp.launch.counts
-
-    def count() -> None:
-        counts.macs_issued += m * n * K_STEP
-        rows = sum(operand.useful() for operand in a) if a else np.full(K_STEP, m)
-        counts.macs_useful += int((rows * sum(operand.useful() for operand in b)).sum())
-
-    counts.bytes["shared to tensor core"] += sum(operand.key[4] * K_STEP * 2 for operand in (*a, *b))
-    return count
-
-
-# wgmma: a warp computes 16 of the 64 rows. The four warps of a group need not run in step here.
-
-
-def _accumulator(warp: Warp, registers: tuple[Value, ...]) -> np.ndarray:
-    """The 16 rows of a warp's accumulator as a float32 matrix."""
-    known = warp.fragments.find(registers)
-    if known is not None:
-        return known
-    fragment = np.stack([values.as_lanes(register, 32) for register in registers])
-    return matrix.accumulator_from_fragment(fragment.view(np.float32))
-
-
-def wgmma(
-    strand: Strand,
-    accumulators: tuple[Value, ...],
-    a: Value | tuple[Value, ...],
-    b: Value,
-    scale_d: Value,
-    negate: tuple[bool, bool],
-    majors: tuple[Major, Major],
-    n: int,
-    dtype: str,
-) -> tuple[np.ndarray, ...]:
-    """wgmma.mma_async: the new accumulator registers, which are filled when the operation is performed."""
-    warp = strand.warp
-    if strand.mask != FULL_MASK:
-        raise strand.error("DivergenceError", f"wgmma {_FULL_WARP}")
-    matrix.check_wgmma_shape(n)
-    first = 16 * (warp.index % 4)
-    access = None
-    if warp.launch.races:
-        access = strand.pipe_access(Pipe.MMA, warp.issued[Pipe.MMA] + 1, asynchronous=True)
-    operand_a = None
-    if not isinstance(a, tuple):
-        operand_a = Operand(warp.cta, _decode(_uniform(strand, a, "the descriptor of A"), False), majors[0], 64, first, 16)
-        operand_a.check_race(strand, access)
-    operand_b = Operand(warp.cta, _decode(_uniform(strand, b, "the descriptor of B"), False), majors[1], n)
-    operand_b.check_race(strand, access)
-    accumulate = values.uniform(scale_d, strand.mask)
-    count = _count_macs(strand, [operand_a] if operand_a else [], [operand_b], 16, n)
-    result = np.full((len(accumulators), LANES), _PENDING_BITS, np.uint32)
-    registers = tuple(result)
-
-    def run() -> None:
-        count()
-        if operand_a is None:
-            bits = matrix.a_from_fragment(np.stack([values.as_lanes(register, 32) for register in a]))
-            left = matrix.operand_values(bits, dtype, negate[0])
-        else:
-            left = operand_a.values(dtype, negate[0])
-        accumulator = _accumulator(warp, accumulators) if accumulate else None
-        product = matrix.multiply_accumulate(accumulator, left, operand_b.values(dtype, negate[1]))
-        result.view(np.float32)[...] = matrix.accumulator_to_fragment(product)
-        warp.fragments.keep(registers, product)
-
-    warp.wgmma_open.append(warp.launch.queue.submit(("wgmma", id(warp)), run, strand.location()))
-    return registers
-
-
-def _uniform(strand: Strand, value: Value, what: str) -> int:
-    shared = values.uniform(value, strand.mask)
-    if shared is None:
-        raise strand.error("DescriptorError", f"{what} differs between lanes")
-    return shared
-
-
-def wgmma_commit(strand: Strand) -> None:
-    warp = strand.warp
-    warp.issued[Pipe.MMA] += 1
-    warp.wgmma_groups.append((warp.issued[Pipe.MMA], warp.wgmma_open))
-    warp.wgmma_open = []
-
-
-def wgmma_wait(strand: Strand, pending: int) -> None:
-    warp = strand.warp
-    while len(warp.wgmma_groups) > pending:
-        number, operations = warp.wgmma_groups.popleft()
-        for operation in operations:
-            warp.launch.queue.finish(operation)
-        warp.finished(Pipe.MMA, number)
-
 
 # tcgen05.mma: issued by one thread; with two CTAs, each holds half of A's rows, half of B's and its own half of D.
 
@@ -204,7 +40,15 @@ def _pair(strand: Strand, cta_group: int) -> list[Cta]:
 
 
 def tensor_mma(
-    strand: Strand, mask: int, target: Value, a: Value, b: Value, instruction: Value, enable: Value, cta_group: int, a_in_tensor: bool
+    strand: Strand,
+    mask: int,
+    target: Value,
+    a: Value,
+    b: Value,
+    instruction: Value,
+    enable: Value,
+    cta_group: int,
+    a_in_tensor: bool,
 ) -> None:
     """tcgen05.mma.kind::f16, dense."""
     warp = strand.warp
@@ -216,10 +60,10 @@ def tensor_mma(
     description = _instruction_descriptor(values.lane_value(instruction, lane), cta_group)
     ctas = _pair(strand, cta_group)
     rows, columns = description.m // cta_group, description.n // cta_group
-    right = [Operand(cta, _decode(descriptor_b, True), description.b_major, columns) for cta in ctas]
+    right = [Operand(cta, decode_descriptor(descriptor_b, True), description.b_major, columns) for cta in ctas]
     left = []
     if not a_in_tensor:
-        left = [Operand(cta, _decode(descriptor_a, True), description.a_major, rows) for cta in ctas]
+        left = [Operand(cta, decode_descriptor(descriptor_a, True), description.a_major, rows) for cta in ctas]
     placement = tensor_memory.accumulator_placement(description.m, description.n, cta_group)
     regions = [region for region, _ in placement.regions(address)]
     for cta in ctas:
@@ -236,7 +80,7 @@ def tensor_mma(
         sources = [_tensor_operand(strand, cta, descriptor_a, description, cta_group, access) for cta in ctas]
     else:
         sources = [operand.reader(description.a_type, description.negate_a) for operand in left]
-    count = _count_macs(strand, left, right, description.m, description.n)
+    count = mac_counter(strand, left, right, description.m, description.n)
 
     def run() -> None:
         count()
@@ -344,7 +188,7 @@ def tensor_allocate(strand: Strand, target: Value, columns: Value) -> Any:
     warp = strand.warp
     if not strand.converged(warp.live):
         return PENDING
-    count = _uniform(strand, columns, "the number of columns")
+    count = uniform_operand(strand, columns, "the number of columns")
     start = warp.cta.tensor.allocate(count)
     if start is None:
         strand.wait = AllocationWait(warp.cta, count)
@@ -352,12 +196,15 @@ def tensor_allocate(strand: Strand, target: Value, columns: Value) -> Any:
     strand.wait = None
     if warp.cta.tensor_shadow is not None:
         warp.cta.tensor_shadow.forget((slice(None), slice(start, start + count)))
-    store(strand, strand.mask, "shared", _uniform(strand, target, "the address"), (start,), WORD)
+    store(strand, strand.mask, "shared", uniform_operand(strand, target, "the address"), (start,), WORD)
     return None
 
 
 def tensor_free(strand: Strand, address: Value, columns: Value) -> None:
-    place, count = _uniform(strand, address, "the address"), _uniform(strand, columns, "the number of columns")
+    place, count = (
+        uniform_operand(strand, address, "the address"),
+        uniform_operand(strand, columns, "the number of columns"),
+    )
     cta = strand.warp.cta
     if cta.tensor_shadow is not None:
         region = (slice(None), slice(place & 0xFFFF, (place & 0xFFFF) + count))
@@ -373,39 +220,41 @@ def tensor_relinquish(strand: Strand) -> None:
 def _region(strand: Strand, address: int, cells: tensor_memory.Access, what: str) -> tuple[Any, Any]:
     """The cells of a warp's access in tensor memory, checked."""
     if strand.mask != FULL_MASK:
-        raise strand.error("DivergenceError", f"{what} {_FULL_WARP}")
+        raise strand.error("DivergenceError", f"{what} by a warp of which not all lanes take part")
     warp = strand.warp
     warp.cta.tensor.require_allocated(address & tensor_memory.FIELD_MASK, cells.column_span, what)
     return cells.region(address, warp.index)
 
 
-def tensor_load(strand: Strand, address: Value, shape: str, num: int, packed: bool, half_split: int) -> tuple[np.ndarray, ...]:
-    """tcgen05.ld: registers that are filled when the load is performed, by tcgen05.wait::ld at the latest."""
+def tensor_load(
+    strand: Strand, address: Value, shape: str, num: int, packed: bool, half_split: int
+) -> tuple[np.ndarray, ...]:
+    """tcgen05.ld. It is performed at once whatever the schedule: compilers move packing of its results before its wait.
+
+    The race check sees it under way until tcgen05.wait::ld; `translate` finds other uses of its results before the wait.
+    """
     warp = strand.warp
     cells = tensor_memory.access(shape, num, packed=packed, half_split=half_split)
-    index = _region(strand, _uniform(strand, address, "the address"), cells, "tcgen05.ld")
+    index = _region(strand, uniform_operand(strand, address, "the address"), cells, "tcgen05.ld")
     tensor = warp.cta.tensor
     warp.issued[Pipe.TENSOR_LOAD] += 1
     if warp.cta.tensor_shadow is not None:
         access = strand.pipe_access(Pipe.TENSOR_LOAD, warp.issued[Pipe.TENSOR_LOAD], asynchronous=False)
         strand.race(warp.cta.tensor_shadow.read(index, access), "a read of tensor memory")
     warp.launch.counts.bytes["tensor memory to registers"] += LANES * cells.registers * WORD
-    result = np.full((cells.registers, LANES), _PENDING_BITS, np.uint32)
-
-    def run() -> None:
-        tensor.require_written(index, "tcgen05.ld")
-        result[...] = cells.to_registers(tensor.data[index])
-
-    warp.tensor_loads.append(warp.launch.queue.submit(("tcgen05.ld", id(warp)), run, strand.location()))
+    tensor.require_written(index, "tcgen05.ld")
+    result = cells.to_registers(tensor.data[index])
     return tuple(result) if cells.registers > 1 else result[0]
 
 
-def tensor_store(strand: Strand, address: Value, sources: tuple[Value, ...], shape: str, num: int, packed: bool, half_split: int) -> None:
+def tensor_store(
+    strand: Strand, address: Value, sources: tuple[Value, ...], shape: str, num: int, packed: bool, half_split: int
+) -> None:
     """tcgen05.st."""
     warp = strand.warp
     tensor = warp.cta.tensor
     cells = tensor_memory.access(shape, num, packed=packed, half_split=half_split)
-    index = _region(strand, _uniform(strand, address, "the address"), cells, "tcgen05.st")
+    index = _region(strand, uniform_operand(strand, address, "the address"), cells, "tcgen05.st")
     warp.issued[Pipe.TENSOR_STORE] += 1
     if warp.cta.tensor_shadow is not None:
         access = strand.pipe_access(Pipe.TENSOR_STORE, warp.issued[Pipe.TENSOR_STORE], asynchronous=False)
@@ -423,72 +272,15 @@ def tensor_store(strand: Strand, address: Value, sources: tuple[Value, ...], sha
 def tensor_wait(strand: Strand, loads: bool) -> None:
     """tcgen05.wait::ld and ::st."""
     warp = strand.warp
-    operations = warp.tensor_loads if loads else warp.tensor_stores
-    for operation in operations:
-        warp.launch.queue.finish(operation)
-    operations.clear()
+    if not loads:
+        for operation in warp.tensor_stores:
+            warp.launch.queue.finish(operation)
+        warp.tensor_stores.clear()
     pipe = Pipe.TENSOR_LOAD if loads else Pipe.TENSOR_STORE
     warp.finished(pipe, warp.issued[pipe])
 
 
-def nothing() -> None:
-    """An instruction without effect on results."""
-
-
 # Emitters.
-
-
-def _tuple(t: Translator, operand: object, kind: str = "b32") -> str:
-    items = operand.items if isinstance(operand, Vector) else (operand,)
-    return "(" + "".join(t.source(item, kind) + ", " for item in items) + ")"
-
-
-def _aligned(m: Modifiers) -> None:
-    m.need("sync")
-    m.need("aligned")
-
-
-@emits("wgmma.mma_async")
-def _emit_wgmma(t: Translator, i: Instruction, m: Modifiers) -> Effect:
-    _aligned(m)
-    dtype = m.rest[-1]
-    shape = m.rest[0]
-    if m.rest[1:] != ["f32", dtype, dtype] or dtype not in ("bf16", "f16") or not shape.endswith("k16"):
-        raise UnsupportedInstruction(f"wgmma.{'.'.join(m.rest)} is not modelled")
-    m.rest.clear()
-    n = int(shape[len("m64n") : -len("k16")])
-    target, a, b, scale_d, *rest = i.operands
-    from_registers = isinstance(a, Vector)
-    scales = [operand.value for operand in rest[:2]]
-    transposes = [operand.value for operand in rest[2:]]
-    majors = [Major(value) for value in ([0, *transposes] if from_registers else transposes)]
-    if len(majors) != 2 or any(scale not in (1, -1) for scale in scales):
-        raise UnsupportedInstruction("wgmma with these immediates is not modelled")
-    negate = tuple(scale == -1 for scale in scales)
-    left = _tuple(t, a) if from_registers else t.source(a, "u64")
-    call = (
-        f"{t.bind(wgmma, 'wgmma')}(s, {_tuple(t, target)}, {left}, {t.source(b, 'u64')}, {t.source(scale_d, 'pred')}, "
-        f"{negate}, {t.bind(tuple(majors), 'majors')}, {n}, {dtype!r})"
-    )
-    return Effect((target,), call)
-
-
-@emits("wgmma.fence")
-def _emit_wgmma_fence(t: Translator, i: Instruction, m: Modifiers) -> Effect:
-    _aligned(m)
-    return Effect((), f"{t.bind(nothing, 'nothing')}()")
-
-
-@emits("wgmma.commit_group")
-def _emit_wgmma_commit(t: Translator, i: Instruction, m: Modifiers) -> Effect:
-    _aligned(m)
-    return Effect((), f"{t.bind(wgmma_commit, 'wgmma_commit')}(s)")
-
-
-@emits("wgmma.wait_group")
-def _emit_wgmma_wait(t: Translator, i: Instruction, m: Modifiers) -> Effect:
-    _aligned(m)
-    return Effect((), f"{t.bind(wgmma_wait, 'wgmma_wait')}(s, {i.operands[0].value})")
 
 
 def _group(m: Modifiers) -> int:
@@ -533,7 +325,7 @@ def _emit_commit(t: Translator, i: Instruction, m: Modifiers) -> Effect:
 @emits("tcgen05.alloc", blocking=True)
 def _emit_allocate(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
     _group(m)
-    _aligned(m)
+    aligned(m)
     m.take("shared::cta")
     m.need("b32")
     address = t.address(i.operands[0])
@@ -543,7 +335,7 @@ def _emit_allocate(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
 @emits("tcgen05.dealloc")
 def _emit_free(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     _group(m)
-    _aligned(m)
+    aligned(m)
     m.need("b32")
     address, columns = (t.source(operand, "u32") for operand in i.operands)
     return Effect((), f"{t.bind(tensor_free, 'tensor_free')}(s, {address}, {columns})")
@@ -552,12 +344,12 @@ def _emit_free(t: Translator, i: Instruction, m: Modifiers) -> Effect:
 @emits("tcgen05.relinquish_alloc_permit")
 def _emit_relinquish(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     _group(m)
-    _aligned(m)
+    aligned(m)
     return Effect((), f"{t.bind(tensor_relinquish, 'relinquish')}(s)")
 
 
 def _shape(m: Modifiers, packing: str) -> tuple[str, int, bool]:
-    _aligned(m)
+    aligned(m)
     shape = m.need("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
     num = int(m.need(*(f"x{1 << power}" for power in range(8)))[1:])
     packed = m.flag(packing)
@@ -570,21 +362,23 @@ def _emit_tensor_load(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     shape, num, packed = _shape(m, "pack::16b")
     split = i.operands[2].value if len(i.operands) > 2 else 0
     address = t.address(i.operands[1], 32)
-    return Effect((i.operands[0],), f"{t.bind(tensor_load, 'tensor_load')}(s, {address}, {shape!r}, {num}, {packed}, {split})")
+    return Effect(
+        (i.operands[0],), f"{t.bind(tensor_load, 'tensor_load')}(s, {address}, {shape!r}, {num}, {packed}, {split})"
+    )
 
 
 @emits("tcgen05.st")
 def _emit_tensor_store(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     shape, num, packed = _shape(m, "unpack::16b")
     split = i.operands[1].value if len(i.operands) > 2 else 0
-    sources = _tuple(t, i.operands[-1])
+    sources = tuple_source(t, i.operands[-1])
     call = f"{t.bind(tensor_store, 'tensor_store')}(s, {t.address(i.operands[0], 32)}, {sources}, {shape!r}, {num}, {packed}, {split})"
     return Effect((), call)
 
 
 @emits("tcgen05.wait::ld", "tcgen05.wait::st")
 def _emit_tensor_wait(t: Translator, i: Instruction, m: Modifiers) -> Effect:
-    _aligned(m)
+    aligned(m)
     return Effect((), f"{t.bind(tensor_wait, 'tensor_wait')}(s, {i.parts[1] == 'wait::ld'})")
 
 
