@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -43,8 +45,23 @@ class ReferenceBackend:
 
 
 REFERENCE: Backend = ReferenceBackend()
-KERNELS: dict[str, Backend] = {}
-"""The backend of each target that has kernels, by the target's name."""
+KERNELS: dict[str, str] = {"SM90": "cudnn_fused.kernels.sm90:Sm90Kernels"}
+"""Where the backend of each target that has kernels is. Kernels need the DSL, so they are imported when first used."""
+
+
+@functools.cache
+def _load(place: str) -> Backend:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)()
+
+
+def kernels_for(operation: Operation, target: Target) -> Backend | None:
+    """The target's kernels for an operation, if there are any. Raises NotImplementedError without a DSL for them."""
+    if target.name not in KERNELS:
+        return None
+    targets.check_dsl()
+    kernels = _load(KERNELS[target.name])
+    return kernels if kernels.supports(operation) else None
 
 
 def select_backend(operation: Operation, target: Target | None, device: torch.device) -> Backend:
@@ -63,11 +80,7 @@ def select_backend(operation: Operation, target: Target | None, device: torch.de
         if device.type != "cuda":
             return REFERENCE
         served = targets.target_of(targets.capability_of(device))
-        kernels = KERNELS.get(served.name) if served else None
-        if kernels is None or not kernels.supports(operation):
-            return REFERENCE
-        targets.check_dsl()
-        return kernels
+        return (kernels_for(operation, served) if served else None) or REFERENCE
     if not torch.cuda.is_available():
         raise RuntimeError(f"{operation.name}: {target.name} needs a CUDA device, and none is available")
     if device.type != "cuda":
@@ -79,8 +92,7 @@ def select_backend(operation: Operation, target: Target | None, device: torch.de
             f"{operation.name}: {target.name} kernels need compute capability {served_by}; "
             f"{device} ({torch.cuda.get_device_name(device)}) has {capability[0]}.{capability[1]}"
         )
-    targets.check_dsl()
-    kernels = KERNELS.get(target.name)
-    if kernels is None or not kernels.supports(operation):
+    kernels = kernels_for(operation, target)
+    if kernels is None:
         raise NotImplementedError(f"{operation.name}: there is no {target.name} kernel for this operation yet")
     return kernels

@@ -32,7 +32,8 @@ class Kernels:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """A machine with kernels for both targets, and a DSL for them."""
     kernels = Kernels()
-    monkeypatch.setattr(backends, "KERNELS", {"SM90": kernels, "SM100": kernels})
+    monkeypatch.setattr(backends, "KERNELS", {"SM90": "somewhere", "SM100": "somewhere"})
+    monkeypatch.setattr(backends, "_load", lambda place: kernels)
     monkeypatch.setattr(targets, "installed_dsl", lambda: "4.8.1")
     return kernels
 
@@ -86,6 +87,21 @@ def test_operations_without_a_kernel(kernels: Kernels, monkeypatch: pytest.Monke
             assert select_backend(operation, None, CUDA) is REFERENCE
             with pytest.raises(NotImplementedError, match=f"{operation.name}: there is no SM90 kernel"):
                 select_backend(operation, SM90, CUDA)
+
+
+def test_targets_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "KERNELS", {})
+    monkeypatch.setattr(targets, "installed_dsl", lambda: None)
+    for target in (SM90, SM100):
+        pretend_gpu(monkeypatch, target.archs[0][0])
+        assert select_backend(CONV3D_RAW, None, CUDA) is REFERENCE
+        with pytest.raises(NotImplementedError, match=f"there is no {target.name} kernel"):
+            select_backend(CONV3D_RAW, target, CUDA)
+
+
+def test_every_backend_is_where_it_is_said_to_be() -> None:
+    for place in backends.KERNELS.values():
+        assert backends._load(place).supports(CONV3D_RAW)
 
 
 @pytest.mark.parametrize("target", [SM90, SM100])
