@@ -12,6 +12,10 @@ names the kernel, the CTA, the warp, the PTX line and, where the PTX carries it,
 `host.emulate` runs compiled CuTe-DSL functions with CPU tensors.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from .errors import (
     BarrierMisuse,
     Deadlock,
@@ -66,3 +70,15 @@ __all__ = [
     "targeting",
     "unsupported_instructions",
 ]
+
+
+_HOST_NAMES = {"cross_compile", "emulate", "targeting"}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch and the DSL loads on first use."""
+    if name not in _HOST_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import host
+
+    return getattr(host, name)

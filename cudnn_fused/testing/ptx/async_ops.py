@@ -14,10 +14,10 @@ from .barriers import MBarrier
 from .errors import Misaligned, UnsupportedInstruction
 from .machine import Cta, Strand
 from .memory import CHUNK, WORD
-from .parser import Address, Instruction, Vector
+from .parser import TYPE_BYTES, Address, Instruction, Vector
 from .races import ORDERED, Pipe
 from .tensor_map import SWIZZLE_LINE_BYTES, TensorMap, swizzled_chunks
-from .translate import CTA_SHIFT, Effect, Modifiers, Translator, emits
+from .translate import CTA_SHIFT, Effect, Modifiers, Translator, emits, tuple_source
 from .values import Value, lane_indices, lane_value
 
 _OFFSET_MASK = (1 << CTA_SHIFT) - 1
@@ -306,6 +306,49 @@ def bulk_wait(strand: Strand, mask: int, pending: int, reading: bool) -> None:
     if warp.launch.races:
         unread = [group.number for group in warp.bulk_groups if group.reads]
         warp.finished(Pipe.BULK, min(unread, default=warp.issued[Pipe.BULK] + 1) - 1)
+
+
+# st.async: a store to another CTA that completes on an mbarrier there.
+
+
+def store_async(
+    strand: Strand, mask: int, target: Value, sources: tuple[Value, ...], barrier: Value, width: int
+) -> None:
+    launch = strand.warp.launch
+    for lane in lane_indices(mask).tolist():
+        cta, offset = shared_target(strand, _lane(target, lane), remote=True)
+        place = find_mbarrier(strand, _lane(barrier, lane))
+        if place.cta != cta.rank:
+            raise strand.error("BarrierMisuse", "st.async with data and mbarrier in different CTAs")
+        data = b"".join(_lane(value, lane).to_bytes(width, "little") for value in sources)
+        size = len(data)
+        index = cta.shared.index(offset, size, "st.async")
+        if cta.shared_shadow is not None and size >= WORD:
+            access = strand.pipe_access(Pipe.WARP, place.phase + 1, asynchronous=False)
+            access.agent = place.agent
+            strand.race(cta.shared_shadow.write(_words(None, offset, size), access), "st.async")
+        launch.counts.bytes["shared to shared of other CTAs"] += size
+
+        def run(cta: Cta = cta, index: Any = index, data: bytes = data, place: MBarrier = place) -> None:
+            cta.shared.put(index, len(data), np.frombuffer(data, cta.shared.items[len(data)].dtype)[0])
+            place.complete(len(data))
+
+        launch.queue.submit(None, run, strand.location())
+
+
+@emits("st.async")
+def _emit_store_async(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    kind = m.type()
+    m.take("v2", "v4")
+    m.take("weak")
+    m.need("shared::cluster")
+    m.need("mbarrier::complete_tx::bytes")
+    target, source, barrier = i.operands
+    call = (
+        f"{t.bind(store_async, 'store_async')}(s, {{mask}}, {t.address(target)}, {tuple_source(t, source, kind)}, "
+        f"{t.address(barrier)}, {TYPE_BYTES[kind]})"
+    )
+    return Effect((), call)
 
 
 # cp.async: ordinary copies of a few bytes per thread.

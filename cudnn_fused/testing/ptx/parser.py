@@ -178,7 +178,7 @@ _STATEMENT = re.compile(
 _OPERAND = re.compile(r"-?0[fF][0-9a-fA-F]{8}$|-?0[dD][0-9a-fA-F]{16}$")
 _INTEGER = re.compile(r"[-+~]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?$")
-_NAME = re.compile(r"[$%A-Za-z_][\w$]*$")
+_NAME = re.compile(r"[$%A-Za-z_][\w$]*(?:\.[xyzw])?$")
 _COMPONENT = re.compile(r"[$%A-Za-z_][\w$]*\.[xyzw]$")
 _RANGE = re.compile(r"([$%A-Za-z_][\w$]*)<(\d+)>$")
 _SPECIAL = re.compile(
@@ -439,8 +439,10 @@ class _Parser:
             scope = scope.parent
         return scope.vectors[name] if scope else None
 
-    def _register(self, name: str, scope: _Scope | None) -> Register | None:
+    def _register(self, name: str, scope: _Scope | None) -> Register | Vector | None:
         while scope:
+            if name in scope.vectors:
+                return scope.vectors[name]
             if name in scope.registers:
                 return scope.registers[name]
             for prefix, count, bits in scope.ranges:

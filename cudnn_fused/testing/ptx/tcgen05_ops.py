@@ -47,6 +47,7 @@ def tensor_mma(
     b: Value,
     instruction: Value,
     enable: Value,
+    disabled: tuple[Value, ...],
     cta_group: int,
     a_in_tensor: bool,
 ) -> None:
@@ -56,6 +57,8 @@ def tensor_mma(
     if mask & (mask - 1):
         raise strand.error("DivergenceError", "tcgen05.mma by several lanes at once")
     address, descriptor_a, descriptor_b = (values.lane_value(value, lane) for value in (target, a, b))
+    if any(values.lane_value(value, lane) for value in disabled):
+        raise strand.error("UnsupportedInstruction", "tcgen05.mma with disabled lanes is not modelled")
     accumulate = bool(values.lane_value(enable, lane))
     description = _instruction_descriptor(values.lane_value(instruction, lane), cta_group)
     ctas = _pair(strand, cta_group)
@@ -296,17 +299,14 @@ def _emit_tensor_mma(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     m.need("kind::f16")
     m.take(*_COLLECTORS)
     target, a, b, description, *rest = i.operands
-    if len(rest) == 2 and isinstance(rest[0], Vector):
-        if any(getattr(item, "value", None) != 0 for item in rest[0].items):
-            raise UnsupportedInstruction("tcgen05.mma with disabled lanes is not modelled")
-        rest = rest[1:]
+    disabled = tuple_source(t, rest.pop(0)) if len(rest) > 1 and isinstance(rest[0], Vector) else "()"
     if len(rest) != 1:
         raise UnsupportedInstruction("tcgen05.mma with scale-input-d is not modelled")
     in_tensor = isinstance(a, Address)
     left = t.address(a, 32) if in_tensor else t.source(a, "u64")
     call = (
         f"{t.bind(tensor_mma, 'tensor_mma')}(s, {{mask}}, {t.address(target, 32)}, {left}, {t.source(b, 'u64')}, "
-        f"{t.source(description, 'u32')}, {t.source(rest[0], 'pred')}, {group}, {in_tensor})"
+        f"{t.source(description, 'u32')}, {t.source(rest[0], 'pred')}, {disabled}, {group}, {in_tensor})"
     )
     return Effect((), call)
 
