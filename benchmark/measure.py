@@ -1,0 +1,256 @@
+"""Measuring for the benchmarks: alternating timing, the machine's own rates, compilations, and JSON.
+
+Times are medians over rounds in which the contenders take turns, forwards and backwards in alternation (A B C, C B A),
+so that a card that warms up or slows down does so for all of them. On a GPU a turn is one replay of a CUDA Graph
+between two events; replays are queued without waiting, which hides the host's time for a launch behind the one before.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Call = Callable[[], object]
+
+CUBLAS_SIZE = 8192
+COPY_BYTES = 4 << 30
+WARM_UP_CALLS = 3
+TURN_MS = 2.0  # a turn should be this long, for events to resolve it
+MOST_LAUNCHES = 256  # of a turn
+FLUSH_FACTOR = 3  # sets of operands together hold this many times the L2 cache
+MOST_SETS = 32
+
+
+# --- compilations --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Compilations:
+    """How often something was compiled: kernels by CuTe DSL, graphs by ``torch.compile``."""
+
+    kernels: int = 0
+    graphs: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.kernels or self.graphs)
+
+    def __str__(self) -> str:
+        return f"{self.kernels} kernels and {self.graphs} graphs compiled"
+
+
+def _dynamo_graphs() -> int:
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+@contextmanager
+def counting_compilations() -> Iterator[Compilations]:
+    """Count what is compiled inside the context, by any thread of this process."""
+    count = Compilations()
+    graphs = _dynamo_graphs()
+    with _counting_kernels(count):
+        try:
+            yield count
+        finally:
+            count.graphs = _dynamo_graphs() - graphs
+
+
+@contextmanager
+def _counting_kernels(count: Compilations) -> Iterator[None]:
+    if importlib.util.find_spec("cutlass") is None:
+        yield
+        return
+    import cutlass.cute as cute
+
+    compiler = type(cute.compile)
+    original = compiler.__call__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        count.kernels += 1
+        return original(self, *args, **kwargs)
+
+    compiler.__call__ = counted
+    try:
+        yield
+    finally:
+        compiler.__call__ = original
+
+
+# --- timing --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Contender:
+    """Something to time. ``calls`` do the same work on different tensors and are made in turn."""
+
+    name: str
+    calls: Sequence[Call]
+
+
+@dataclass
+class Timing:
+    """Milliseconds of one call, round by round, and what was compiled while they were taken."""
+
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+    compilations: Compilations = field(default_factory=Compilations)
+
+    def ms(self, name: str) -> float:
+        return statistics.median(self.rounds[name])
+
+    def spread(self, name: str) -> float:
+        """The interquartile range as a share of the median."""
+        if len(self.rounds[name]) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.rounds[name], n=4)
+        return (high - low) / self.ms(name)
+
+
+class HostTurn:
+    """Calls timed by the host's clock: for the CPU."""
+
+    def __init__(self, contender: Contender) -> None:
+        self.calls = contender.calls
+
+    def take(self) -> Callable[[], float]:
+        """Make the calls. Returns what gives the milliseconds of one."""
+        start = time.perf_counter()
+        for call in self.calls:
+            call()
+        elapsed = (time.perf_counter() - start) * 1e3 / len(self.calls)
+        return lambda: elapsed
+
+
+class GraphTurn:
+    """Calls captured in a CUDA Graph of about TURN_MS, timed by events around its replay."""
+
+    def __init__(self, contender: Contender) -> None:
+        estimate = self._warm_up(contender.calls)
+        rounds = max(1, min(MOST_LAUNCHES, round(TURN_MS / estimate)) // len(contender.calls))
+        self.launches = rounds * len(contender.calls)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for _ in range(rounds):
+                for call in contender.calls:
+                    call()
+        self.graph.replay()
+
+    @staticmethod
+    def _warm_up(calls: Sequence[Call]) -> float:
+        """Milliseconds of one call, roughly, after every call was made."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for call in calls:
+                call()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for index in range(WARM_UP_CALLS):
+                calls[index % len(calls)]()
+            end.record()
+        end.synchronize()
+        torch.cuda.current_stream().wait_stream(side)
+        return max(start.elapsed_time(end) / WARM_UP_CALLS, 1e-3)
+
+    def take(self) -> Callable[[], float]:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self.graph.replay()
+        end.record()
+
+        def elapsed() -> float:
+            end.synchronize()
+            return start.elapsed_time(end) / self.launches
+
+        return elapsed
+
+
+def alternate(contenders: Sequence[Contender], rounds: int, device: torch.device) -> Timing:
+    """Time the contenders in turn.
+
+    Everything is called once before it is counted. If something is compiled after that, the timing has no rounds:
+    what was measured would be the compiler.
+    """
+    for contender in contenders:
+        for call in contender.calls:
+            call()
+    with counting_compilations() as compilations:
+        turn = GraphTurn if device.type == "cuda" else HostTurn
+        turns = {contender.name: turn(contender) for contender in contenders}
+        forwards = list(turns)
+        taken: dict[str, list[Callable[[], float]]] = {name: [] for name in forwards}
+        for index in range(rounds):
+            for name in forwards if index % 2 == 0 else reversed(forwards):
+                taken[name].append(turns[name].take())
+        measured = {name: [elapsed() for elapsed in each] for name, each in taken.items()}
+    return Timing({} if compilations else measured, compilations)
+
+
+def operand_sets(set_bytes: int, device: torch.device) -> int:
+    """How many sets of operands, used in turn, keep what was read last time out of the L2 cache."""
+    if device.type != "cuda":
+        return 1
+    cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(1, min(MOST_SETS, -(-FLUSH_FACTOR * cache // set_bytes)))
+
+
+# --- the machine ---------------------------------------------------------------------------------------------------
+
+
+def matmul_contender(device: torch.device, size: int = CUBLAS_SIZE) -> tuple[Contender, float]:
+    """A square BF16 product of random matrices by cuBLAS, and its floating-point operations."""
+    left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
+    out = torch.empty_like(left)
+    return Contender("cublas", [lambda: torch.mm(left, right, out=out)]), 2.0 * size**3
+
+
+def copy_contender(device: torch.device, moved: int = COPY_BYTES) -> tuple[Contender, int]:
+    """A device copy that reads and writes ``moved`` bytes together."""
+    source = torch.randn(moved // 2 // 2, dtype=torch.bfloat16, device=device)
+    target = torch.empty_like(source)
+    return Contender("copy", [lambda: target.copy_(source)]), 2 * source.numel() * source.element_size()
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a figure depends on."""
+
+    def version(package: str) -> str | None:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    facts: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cute_dsl": version("nvidia-cutlass-dsl"),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {
+            "gpu": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return facts
+
+
+def write_json(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``header`` and ``rows`` as one JSON object."""
+    path.write_text(json.dumps({**header, "rows": list(rows)}, indent=1) + "\n")
