@@ -102,6 +102,7 @@ class Emulation:
     options: dict[str, Any]
     edit_ptx: Callable[[str], str] | None = None
     execute: bool = True
+    memory: tuple[torch.Tensor, ...] = ()  # that launches may access beyond their arguments
     launches: list[KernelLaunch] = field(default_factory=list)
 
     @property
@@ -267,7 +268,7 @@ class Driver:
                 cluster,
                 shared_bytes,
                 request.arguments,
-                memory=self.memory,
+                memory=(*self.memory, *emulation.memory),
                 **emulation.options,
             )
 

@@ -28,8 +28,10 @@ from unittest import mock
 
 import torch
 
-from .driver import Driver, Emulation, active, callbacks
+from .driver import Driver, Emulation, KernelLaunch, active, callbacks
 from .errors import LaunchError
+
+__all__ = ["Emulation", "KernelLaunch", "cross_compile", "emulate", "targeting"]
 
 CUDA_DEVICE_TYPE = 2  # DLPack's kDLCUDA
 
@@ -220,6 +222,7 @@ def emulate(
     *,
     execute: bool = True,
     edit_ptx: Callable[[str], str] | None = None,
+    memory: Sequence[torch.Tensor] = (),
     **options: Any,
 ) -> Iterator[Emulation]:
     """Inside the block, calls of compiled CuTe-DSL functions run in the emulator instead of on a GPU.
@@ -229,15 +232,18 @@ def emulate(
             choice to the caller's options.
         execute: False records the launches and does not run them.
         edit_ptx: applied to the PTX before it runs, for tests that break a kernel on purpose.
+        memory: tensors that kernels may access beyond those among a call's arguments, for functions that are given
+            addresses.
         options: for `launch`: the schedule, its seed, the checks.
 
     Yields the `Emulation` whose `launches` say what was launched and what the emulator counted. Arguments are CPU
     tensors (contained in tuples and dataclasses, too), scalars and streams; the emulated kernel may access nothing but
-    these tensors. A fault of the kernel is raised by the call that launched it, as an `EmulatorError`.
+    these tensors and those of `memory`. A fault of the kernel is raised, as an `EmulatorError`, by the call that
+    launched it.
     """
     from cutlass.cutlass_dsl import cuda_jit_executor
 
-    emulation = Emulation(options, edit_ptx, execute)
+    emulation = Emulation(options, edit_ptx, execute, tuple(memory))
     with contextlib.ExitStack() as stack:
         stack.enter_context(targeting(arch))
         stack.enter_context(
