@@ -1,0 +1,238 @@
+"""What the backends of all architectures share: from a problem to compiled kernels, their arguments and a launch.
+
+A kernel depends on channels, options and the operands present; N, T, H and W are passed at launch. Launchers are
+called through TVM-FFI with addresses and numbers only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass.cute as cute
+import torch
+from cuda.bindings import driver
+from cutlass import Int32, Int64
+from cutlass.cute.runtime import make_fake_stream
+
+from cudnn_fused.backends import Launch
+from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
+from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
+from cudnn_fused.kernels.pack_c12 import PackC12
+from cudnn_fused.kernels.padded_grid import PaddedGrid, check_pixels
+from cudnn_fused.kernels.postops import PostOps
+from cudnn_fused.kernels.rows import Layout, RowFinish
+from cudnn_fused.operands import Operation, Problem
+from cudnn_fused.targets import Target
+from cudnn_fused.weights import CAUSAL_PIXEL
+
+# Operands in the order in which the kernels take their addresses.
+CONV_OPERANDS = (
+    "input",
+    "packed_weight",
+    "bias",
+    "gamma",
+    "residual",
+    "residual_bias",
+    "previous",
+    "output",
+    "cache_output",
+    "residual_output",
+)
+NORM_OPERANDS = (
+    "input",
+    "input_bias",
+    "gamma",
+    "residual",
+    "residual_bias",
+    "previous",
+    "output",
+    "cache_output",
+    "residual_output",
+)
+PACK_OPERANDS = ("input", "previous", "padded_input", "cache_output")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where kernels run: what they are compiled for, and how many multiprocessors share the work.
+
+    ``model`` is the name of the device; it is empty where there is none, that is in the emulator.
+    """
+
+    arch: str
+    multiprocessors: int
+    model: str = ""
+
+
+# --- compiling -----------------------------------------------------------------------------------------------------
+
+_compiling = threading.Lock()
+
+
+@functools.cache
+def _compile(
+    arch: str, build: Callable[..., Any], key: tuple[Any, ...], addresses: int, numbers: int, strides: int
+) -> Any:
+    arguments = [Int64(0)] * addresses + [Int32(1)] * 4 + [Int64(1)] * strides + [Int32(1)] * numbers
+    stream = make_fake_stream(use_tvm_ffi_env_stream=False)
+    return cute.compile(build(*key), *arguments, stream, options=f"--enable-tvm-ffi --gpu-arch {arch}")
+
+
+def compiled(arch: str, build: Callable[..., Any], *key: Any, addresses: int, numbers: int, strides: int = 0) -> Any:
+    """The launcher of the kernel ``build(*key)``, compiled by whichever thread needs it first.
+
+    It takes ``addresses`` device addresses, the four extents of the padded grid, ``strides`` strides and ``numbers``
+    more numbers, then the stream.
+    """
+    with _compiling:  # the compiler is not re-entrant
+        return _compile(arch, build, key, addresses, numbers, strides)
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+def row_finish(problem: Problem) -> RowFinish:
+    """What an operation does with its rows, read off its operands."""
+    present, names = problem.present, {operand.name for operand in problem.operation.operands}
+    if "cache_output" in names and "gamma" in names:
+        layout = Layout.PADDED
+    elif "padded_output" in names:
+        layout = Layout.BOTTOM_RIGHT
+    else:
+        layout = Layout.CONTIGUOUS
+    return RowFinish(
+        PostOps(
+            problem.channels[-1],
+            bias=bool({"bias", "input_bias"} & present),
+            residual="residual" in present,
+            residual_bias="residual_bias" in present,
+            norm="gamma" in present,
+        ),
+        layout,
+        saves_value="residual_output" in present,
+        history=problem.extents["P"] if layout is Layout.PADDED else 0,
+        copies_history="previous" in present and layout is Layout.PADDED,
+    )
+
+
+class Addresses:
+    """Picks the operands that a kernel takes, in its order, out of those of an operation."""
+
+    def __init__(self, operation: Operation, names: Sequence[str]) -> None:
+        positions = {operand.name: index for index, operand in enumerate(operation.operands)}
+        if "output" not in positions:
+            positions["output"] = positions["padded_output"]
+        self.positions = tuple(positions.get(name) for name in names)
+
+    def __call__(self, operands: Sequence[torch.Tensor | None]) -> list[int]:
+        chosen = [None if position is None else operands[position] for position in self.positions]
+        return [0 if tensor is None else tensor.data_ptr() for tensor in chosen]
+
+
+# --- the backend ---------------------------------------------------------------------------------------------------
+
+
+class Kernels:
+    """A backend that runs its target's kernels.
+
+    ``machine`` stands in for the GPU of a problem's device: kernels are then compiled for it and called on whatever
+    tensors come, which is how the emulator runs them.
+    """
+
+    target: Target
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        self.machine = machine
+        self.builders: dict[str, Callable[[Problem], Launch]] = {
+            "conv3d_raw": self._conv,
+            "conv3d_rmsnorm_silu": self._conv,
+            "conv3d_rmsnorm_silu_pad": self._conv,
+            "conv3d_bias_residual_pad": self._conv,
+            "causal_conv3d_with_cache": self._causal,
+            "rmsnorm_silu_pad": self._norm,
+        }
+
+    def supports(self, operation: Operation) -> bool:
+        return operation.name in self.builders
+
+    def compile(self, problem: Problem) -> Launch:
+        """Compile what the problem needs, unless that has been done.
+
+        Raises ValueError if its padded tensor has more pixels than the kernels can number.
+        """
+        return self.builders[problem.operation.name](problem)
+
+    def convolution(self, spec: Conv3dSpec, grid: PaddedGrid, machine: Machine) -> tuple[Any, tuple[int, ...]]:
+        """The launcher of a convolution and its arguments behind the addresses."""
+        raise NotImplementedError
+
+    def machine_of(self, device: torch.device) -> Machine:
+        if self.machine is not None:
+            return self.machine
+        properties = torch.cuda.get_device_properties(device)
+        arch = self.target.arch((properties.major, properties.minor))
+        return Machine(arch, properties.multi_processor_count, properties.name)
+
+    def _launch(self, device: torch.device, launcher: Any, arguments: Sequence[int], stream: int) -> None:
+        with contextlib.nullcontext() if self.machine is not None else torch.cuda.device(device):
+            launcher(*arguments, driver.CUstream(stream))
+
+    def _conv(self, problem: Problem) -> Launch:
+        extents, device = problem.extents, problem.device
+        grid = PaddedGrid(extents["N"], extents["T"], extents["H"], extents["W"])
+        check_pixels(grid, problem.operation.name)
+        spec = Conv3dSpec(
+            extents["Ci"], row_finish(problem), leading_zero_frames=problem.options.get("leading_zero_frames", 0)
+        )
+        launcher, numbers = self.convolution(spec, grid, self.machine_of(device))
+        addresses = Addresses(problem.operation, CONV_OPERANDS)
+
+        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+            self._launch(device, launcher, (*addresses(operands), *numbers), stream)
+
+        return launch
+
+    def _norm(self, problem: Problem) -> Launch:
+        extents, device = problem.extents, problem.device
+        grid = PaddedGrid.around(extents["N"], extents["T"], extents["H"], extents["W"])
+        check_pixels(grid, problem.operation.name)
+        machine = self.machine_of(device)
+        launcher = compiled(machine.arch, NormSiluPad, row_finish(problem), addresses=len(NORM_OPERANDS), numbers=1)
+        numbers = (grid.n, grid.t, grid.h, grid.w, machine.multiprocessors)
+        addresses = Addresses(problem.operation, NORM_OPERANDS)
+
+        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+            self._launch(device, launcher, (*addresses(operands), *numbers), stream)
+
+        return launch
+
+    def _causal(self, problem: Problem) -> Launch:
+        extents, device, operation = problem.extents, problem.device, problem.operation
+        grid = PaddedGrid.around(extents["N"], extents["T"], extents["H"], extents["W"])
+        check_pixels(grid, operation.name)
+        history, machine = extents["P"], self.machine_of(device)
+        pack = compiled(machine.arch, PackC12, history, addresses=len(PACK_OPERANDS), numbers=1, strides=5)
+        spec = Conv3dSpec(
+            CAUSAL_PIXEL,
+            RowFinish(PostOps(problem.channels[-1])),
+            leading_zero_frames=2 - history,
+            joins_w_taps=True,
+        )
+        convolve, numbers = self.convolution(spec, grid, machine)
+        pack_addresses = Addresses(operation, PACK_OPERANDS)
+        names = ("padded_input", *CONV_OPERANDS[1:])
+        conv_addresses = Addresses(operation, [name if name != "previous" else "" for name in names])
+        extent_numbers = (grid.n, grid.t, grid.h, grid.w)
+
+        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+            strides = operands[0].stride()  # type: ignore[union-attr]
+            packing = (*pack_addresses(operands), *extent_numbers, *strides, machine.multiprocessors)
+            self._launch(device, pack, packing, stream)
+            self._launch(device, convolve, (*conv_addresses(operands), *numbers), stream)
+
+        return launch
