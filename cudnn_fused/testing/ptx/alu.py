@@ -447,6 +447,32 @@ def _float_comparison(name: str, kind: str, ftz: bool) -> Callable[[Value, Value
     return compare
 
 
+_PROPERTIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda a: ~np.isnan(a),
+    "notanumber": np.isnan,
+    "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+    "subnormal": lambda a: (a != 0) & (np.abs(a) < np.finfo(a.dtype).tiny),
+}
+
+
+@emits("testp")
+def _testp(t: Translator, i: Instruction, m: Modifiers) -> Pure:
+    kind = m.type()
+    tested = _property(m.need(*_PROPERTIES), kind)
+    return Pure(i.operands[:1], _call(t, tested, "testp", t.source(i.operands[1], kind)))
+
+
+@cache
+def _property(name: str, kind: str) -> Callable[[Value], Value]:
+    def test(a: Value) -> Value:
+        result = _PROPERTIES[name](float_view(a, kind, _bits(kind)))
+        return result if result.shape[0] == LANES else bool(result[0])
+
+    return test
+
+
 @emits("selp")
 def _selp(t: Translator, i: Instruction, m: Modifiers) -> Pure:
     kind = m.type()
