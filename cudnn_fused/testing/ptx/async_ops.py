@@ -222,13 +222,13 @@ def _submit_store(strand: Strand, lane: int, offset: int, size: int, chunks: np.
         access = strand.pipe_access(Pipe.BULK, warp.issued[Pipe.BULK] + 1, asynchronous=True)
         words = _words(None if _fills_range(offset, size) else index, offset, size)
         strand.race(shadow.read(words, access), "a bulk store's read of shared memory")
+    launch = warp.launch
     held: list[np.ndarray] = []
 
     def read() -> None:
-        shared.require_written(index, CHUNK, "bulk store")
+        launch.guard(shared.require_written, index, CHUNK, "bulk store")
         held.append(shared.chunks[index].view(np.uint8))
 
-    launch = warp.launch
     stream = ("bulk store", launch.queue.issued)
     reading = launch.queue.submit(stream, read, strand.location())
     writing = launch.queue.submit(stream, lambda: consume(held[0]), strand.location())

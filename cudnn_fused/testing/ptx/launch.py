@@ -36,11 +36,13 @@ class Report:
         entry: name of the kernel.
         counts: executed instructions by class and opcode, tensor-core work, bytes by path.
         unsupported: opcodes and modifiers in the kernel that are not modelled; none of them was reached.
+        warnings: reads of memory that nothing wrote, if those are allowed.
     """
 
     entry: str
     counts: Counts
     unsupported: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def launch(
@@ -56,6 +58,7 @@ def launch(
     schedule: str | Order | Schedule = Order.EARLY,
     seed: int = 0,
     races: bool = True,
+    uninitialized: str = "error",
 ) -> Report:
     """Runs a kernel on the CPU; the tensors among its arguments are changed in place.
 
@@ -70,6 +73,8 @@ def launch(
         schedule: "early", "late", "newest" or "random" (see `Order`), or a `Schedule`.
         seed: of the random schedule.
         races: check that conflicting accesses to shared and tensor memory are ordered.
+        uninitialized: what a read of shared or tensor memory does that nothing wrote: "error", or "poison" for a NaN and a
+            warning in the report (some kernels read what they then do not use).
 
     Raises:
         LaunchError: the arguments do not fit the kernel.
@@ -81,6 +86,8 @@ def launch(
     program = _program(ptx, name)
     dimensions = [_dim3(value, what) for value, what in ((grid, "grid"), (block, "block"), (cluster, "cluster"))]
     _check_dimensions(program, *dimensions, shared_bytes)
+    if uninitialized not in ("error", "poison"):
+        raise LaunchError(f"uninitialized is 'error' or 'poison', not {uninitialized!r}")
     global_memory = GlobalMemory()
     for tensor in memory:
         global_memory.add(region_of(tensor))
@@ -96,12 +103,13 @@ def launch(
         global_memory,
         schedule,
         races,
+        uninitialized == "error",
         _place_variables(program, global_memory),
     )
     Scheduler(state).run()
     state.count_instructions()
     missing = tuple(sorted({f"{instruction.opcode}: {reason}" for instruction, reason in program.unsupported}))
-    return Report(name, state.counts, missing)
+    return Report(name, state.counts, missing, tuple(state.warnings))
 
 
 def unsupported_instructions(ptx: str, entry: str | None = None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from . import errors, values
 from .async_queue import AsyncQueue
 from .barriers import NAMED_BARRIERS, ClusterBarrier, MBarrier, NamedBarrier
 from .counts import Counts
-from .errors import Deadlock, EmulatorError, Location, RaceError
+from .errors import Deadlock, EmulatorError, Location, RaceError, UninitializedRead
 from .memory import GlobalMemory, Parameters, SharedMemory
 from .races import ORDERED, PUBLISHED, Access, Agents, Conflict, Pipe, SharedShadow, TensorShadow
 from .tensor_memory import TensorMemory
@@ -240,6 +241,7 @@ class Cta:
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         self.shared = SharedMemory(launch.program.static_shared + launch.shared_bytes)
         self.tensor = TensorMemory()
+        self.tensor.data.fill(POISON[32])
         self.shared_shadow = SharedShadow(cluster.agents, self.shared.size) if launch.races else None
         self.tensor_shadow = TensorShadow(cluster.agents) if launch.races else None
         self.warpgroups: dict[int, Any] = {}
@@ -346,8 +348,10 @@ class Launch:
     memory: GlobalMemory
     schedule: Schedule
     races: bool
+    strict: bool = True  # a read of memory that nothing wrote is an error, not a warning
     symbols: dict[str, int] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+    warnings: dict[str, None] = field(default_factory=dict)  # in order, each once
     events: int = 0
     ticks: int = 0
 
@@ -358,6 +362,15 @@ class Launch:
     def event(self) -> None:
         """Something happened that may let a waiting warp go on."""
         self.events += 1
+
+    def guard(self, check: Callable[..., None], *arguments: Any) -> None:
+        """Runs a check for memory that nothing wrote. If that is allowed, what it finds becomes a warning."""
+        try:
+            check(*arguments)
+        except UninitializedRead as error:
+            if self.strict:
+                raise
+            self.warnings[error.reason] = None
 
     def count_instructions(self) -> None:
         for block, executed in zip(self.program.blocks, self.block_counts, strict=True):

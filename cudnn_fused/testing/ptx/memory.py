@@ -11,7 +11,7 @@ import numpy as np
 
 from .errors import LaunchError, Misaligned, OutOfBounds, UninitializedRead
 from .translate import PARAMETER_BASE, RESERVED_SHARED
-from .values import UNSIGNED
+from .values import POISON, UNSIGNED
 
 ITEM_TYPES = {
     **{width: UNSIGNED[8 * width] for width in (1, 2, 4, 8)},
@@ -156,7 +156,7 @@ class SharedMemory:
     def __init__(self, size: int):
         self.size = -(-size // 128) * 128
         self.limit = size
-        self.data = np.zeros(self.size, np.uint8)
+        self.data = np.full(self.size // 2, POISON[16], np.uint16).view(np.uint8)
         self.written = np.zeros(self.size, bool)
         self.items = {width: self.data.view(kind) for width, kind in ITEM_TYPES.items()}
         self.written_rows = {width: self.written.reshape(-1, width) for width in ITEM_TYPES}

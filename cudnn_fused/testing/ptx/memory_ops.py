@@ -102,7 +102,7 @@ def _read(strand: Strand, space: str, address: Value, size: int) -> np.ndarray:
     items = None
     for cta, offsets, chosen in parts:
         index = cta.shared.index(offsets, size, "load")
-        cta.shared.require_written(index, size, "load")
+        strand.warp.launch.guard(cta.shared.require_written, index, size, "load")
         _check_shared_race(strand, cta, offsets, size, write=False)
         found = cta.shared.items[size][index if isinstance(index, np.ndarray) else slice(index, index + 1)]
         if len(parts) == 1:
@@ -402,12 +402,7 @@ def _emit_mapa(t: Translator, i: Instruction, m: Modifiers) -> Effect:
 
 
 def map_address(strand: Strand, address: Value, rank: Value, base: int) -> Value:
-    """The same offset in another CTA of the cluster."""
-    ranks = rank[lane_indices(strand.mask)] if isinstance(rank, np.ndarray) else rank
-    if np.max(ranks) >= len(strand.warp.cta.cluster.ctas):
-        raise strand.error(
-            "OutOfBounds", f"mapa to CTA {int(np.max(ranks))} of a cluster of {len(strand.warp.cta.cluster.ctas)}"
-        )
+    """The same offset in another CTA of the cluster. A rank past the cluster gives an address that nothing may use."""
     if isinstance(rank, np.ndarray):
         kind = address.dtype if isinstance(address, np.ndarray) else UNSIGNED[64 if base else 32]
         rank = rank.astype(kind)

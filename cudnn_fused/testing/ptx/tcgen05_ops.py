@@ -16,7 +16,7 @@ import numpy as np
 from . import matrix, tensor_memory, values
 from .barrier_ops import find_mbarrier, nothing
 from .errors import UnsupportedInstruction
-from .machine import Cta, Strand, Wait
+from .machine import Cta, Launch, Strand, Wait
 from .matrix import InstructionDescriptor
 from .memory import WORD
 from .memory_ops import store
@@ -90,12 +90,13 @@ def tensor_mma(
         second = [operand.values(description.b_type, description.negate_b) for operand in right]
         rhs = second[0] if len(second) == 1 else np.concatenate(second)
         for cta, source in zip(ctas, sources, strict=True):
-            _accumulate(cta.tensor, placement, address, regions, source(), rhs, accumulate)
+            _accumulate(warp.launch, cta.tensor, placement, address, regions, source(), rhs, accumulate)
 
     warp.launch.queue.submit(("mma", id(warp)), run, strand.location())
 
 
 def _accumulate(
+    launch: Launch,
     tensor: tensor_memory.TensorMemory,
     placement: tensor_memory.Placement,
     address: int,
@@ -108,7 +109,7 @@ def _accumulate(
     before = None
     if accumulate:
         for region in regions:
-            tensor.require_written(region, "the tensor core's accumulation")
+            launch.guard(tensor.require_written, region, "the tensor core's accumulation")
         plain = len(regions) == 1
         before = (tensor.data[regions[0]] if plain else placement.read(tensor.data, address)).view(np.float32)
     placement.write(tensor.data, address, matrix.multiply_accumulate(before, lhs, rhs))
@@ -139,7 +140,7 @@ def _tensor_operand(
 
     def read() -> np.ndarray:
         for region in regions:
-            cta.tensor.require_written(region, what)
+            cta.cluster.launch.guard(cta.tensor.require_written, region, what)
         bits = placement.read(cta.tensor.data, address).view(np.uint16)
         return matrix.operand_values(bits, description.a_type, description.negate_a)
 
@@ -232,10 +233,8 @@ def _region(strand: Strand, address: int, cells: tensor_memory.Access, what: str
 def tensor_load(
     strand: Strand, address: Value, shape: str, num: int, packed: bool, half_split: int
 ) -> tuple[np.ndarray, ...]:
-    """tcgen05.ld. It is performed at once whatever the schedule: compilers move packing of its results before its wait.
-
-    The race check sees it under way until tcgen05.wait::ld; `translate` finds other uses of its results before the wait.
-    """
+    """tcgen05.ld. It is performed at once whatever the schedule: compilers move uses of its results in front of its wait
+    (the hardware interlocks the registers). The race check sees the read under way until tcgen05.wait::ld."""
     warp = strand.warp
     cells = tensor_memory.access(shape, num, packed=packed, half_split=half_split)
     index = _region(strand, uniform_operand(strand, address, "the address"), cells, "tcgen05.ld")
@@ -245,7 +244,7 @@ def tensor_load(
         access = strand.pipe_access(Pipe.TENSOR_LOAD, warp.issued[Pipe.TENSOR_LOAD], asynchronous=False)
         strand.race(warp.cta.tensor_shadow.read(index, access), "a read of tensor memory")
     warp.launch.counts.bytes["tensor memory to registers"] += LANES * cells.registers * WORD
-    tensor.require_written(index, "tcgen05.ld")
+    warp.launch.guard(tensor.require_written, index, "tcgen05.ld")
     result = cells.to_registers(tensor.data[index])
     return tuple(result) if cells.registers > 1 else result[0]
 

@@ -8,7 +8,6 @@ from functools import lru_cache
 import numpy as np
 
 from . import matrix, values
-from .errors import UninitializedRead
 from .machine import Cta, Strand
 from .matrix import K_STEP, Major, SharedDescriptor
 from .memory import CHUNK, WORD
@@ -59,8 +58,7 @@ class Operand:
         if found is not None and found[0] == shared.version:
             return found[1]
         chunks = _chunks(*self.key)
-        if not shared.written_chunks[chunks].all():
-            raise UninitializedRead("the tensor core reads shared memory that nothing wrote")
+        self.cta.cluster.launch.guard(shared.require_written, chunks, CHUNK, "the tensor core's read")
         bits = shared.chunks[chunks].view(np.uint16)
         result = matrix.operand_values(bits if self.major is Major.K else bits.T, dtype, negate)
         if len(cache) > _CACHED_OPERANDS:

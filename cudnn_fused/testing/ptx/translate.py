@@ -12,12 +12,13 @@ the modifiers of its instruction, all of them, and returns how to execute it:
 
 from __future__ import annotations
 
-from collections import Counter
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from . import counts, values
+from .dataflow import Block, solve_liveness
 from .errors import Location, UnsupportedInstruction
 from .parser import (
     SINK,
@@ -31,8 +32,10 @@ from .parser import (
     Negated,
     Pair,
     Register,
+    Special,
+    Symbol,
+    Vector,
 )
-from .parser import Special, Symbol, Vector
 
 PARAMETER_BASE = 1 << 49  # generic addresses of kernel parameters; host addresses end at 1 << 47
 SHARED_BASE = 1 << 48  # generic addresses of shared memory
@@ -135,18 +138,6 @@ class Modifiers:
 
 
 @dataclass
-class Block:
-    """A basic block: instructions [first, last) of the kernel."""
-
-    index: int
-    first: int
-    last: int
-    successors: list[int] = field(default_factory=list)
-    live_in: tuple[int, ...] = ()
-    classes: Counter = field(default_factory=Counter)
-
-
-@dataclass
 class Program:
     """A translated kernel: one Python function per block."""
 
@@ -194,7 +185,7 @@ class Translator:
     def program(self) -> Program:
         blocks = self._find_blocks()
         kernel = Kernel(**{**vars(self.kernel), "instructions": self.instructions})
-        _solve_liveness(blocks, self.instructions)
+        solve_liveness(blocks, self.instructions)
         lines: list[str] = []
         for block in blocks:
             lines += self._block(block)
@@ -202,7 +193,14 @@ class Translator:
         exec(compile(source, f"<{self.kernel.name[:60]}>", "exec"), self.namespace)
         functions = [self.namespace[f"block_{block.index}"] for block in blocks]
         return Program(
-            kernel, self.module, blocks, functions, source, self.unsupported, self.shared_offsets, self.static_shared
+            kernel,
+            self.module,
+            blocks,
+            functions,
+            source,
+            self.unsupported,
+            self.shared_offsets,
+            self.static_shared,
         )
 
     # What emitters use.
@@ -395,8 +393,6 @@ def _flatten(targets: tuple) -> list:
 
 
 def _double_bits(value: float) -> int:
-    import struct
-
     return int.from_bytes(struct.pack("<d", value), "little")
 
 
@@ -448,89 +444,3 @@ def _diverge(strand: Any, predicate: Any, taken: int, following: int) -> int:
         return following
     strand.split(strand.mask & ~mask, following)
     return taken
-
-
-def _registers_of(operand: object) -> list[int]:
-    if isinstance(operand, Register):
-        return [operand.index]
-    if isinstance(operand, Negated):
-        return [operand.register.index]
-    if isinstance(operand, Vector):
-        return [index for item in operand.items for index in _registers_of(item)]
-    if isinstance(operand, Pair):
-        return [*_registers_of(operand.first), *_registers_of(operand.second)]
-    if isinstance(operand, Address):
-        return [*_registers_of(operand.base), *(i for item in operand.coordinates for i in _registers_of(item))]
-    return []
-
-
-def _solve_liveness(blocks: list[Block], instructions: list[Instruction]) -> None:
-    """The registers that a block, or one after it, may read before they are written. Strands that meet merge only these."""
-    uses, kills = [], []
-    for block in blocks:
-        used, killed = 0, 0
-        for instruction in instructions[block.first : block.last]:
-            reads, writes = read_write_sets(instruction)
-            used |= reads & ~killed
-            if instruction.predicate is None:
-                killed |= writes
-            else:
-                used |= writes & ~killed
-        uses.append(used)
-        kills.append(killed)
-    live = list(uses)
-    changed = True
-    while changed:
-        changed = False
-        for block in reversed(blocks):
-            out = 0
-            for successor in block.successors:
-                if successor < len(blocks):
-                    out |= live[successor]
-            new = uses[block.index] | (out & ~kills[block.index])
-            if new != live[block.index]:
-                live[block.index] = new
-                changed = True
-    for block in blocks:
-        bits = live[block.index]
-        block.live_in = tuple(i for i in range(bits.bit_length()) if (bits >> i) & 1)
-
-
-# Opcodes whose first operand is a source although it is a register, and those that read their destinations too.
-_NO_TARGET = {
-    "st",
-    "bra",
-    "ret",
-    "exit",
-    "trap",
-    "bar",
-    "barrier",
-    "red",
-    "setmaxnreg",
-    "prefetch",
-    "fence",
-    "membar",
-    "nanosleep",
-}
-_READS_TARGETS = {"wgmma"}
-
-
-def read_write_sets(instruction: Instruction) -> tuple[int, int]:
-    """Bit sets of the registers that an instruction reads and writes."""
-    operands = instruction.operands
-    reads = writes = 0
-    has_target = bool(operands) and instruction.parts[0] not in _NO_TARGET and not isinstance(operands[0], Address)
-    if has_target and instruction.parts[:2] in (("tcgen05", "dealloc"), ("tcgen05", "st")):
-        has_target = False
-    for position, operand in enumerate(operands):
-        for index in _registers_of(operand):
-            if position == 0 and has_target:
-                writes |= 1 << index
-                if instruction.parts[0] in _READS_TARGETS:
-                    reads |= 1 << index
-            else:
-                reads |= 1 << index
-    if instruction.predicate is not None:
-        for index in _registers_of(instruction.predicate):
-            reads |= 1 << index
-    return reads, writes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from . import values
 from .errors import OutOfBounds
 from .translate import PENDING, SHARED_BASE
 from .values import FULL_MASK, LANE_IDS, LANES, Value, lane_flags, lane_indices, lowest_lane
+
+if TYPE_CHECKING:
+    from .machine import Strand
 
 _SHARED_END = SHARED_BASE + (1 << 32)
 
@@ -30,15 +33,40 @@ def first(pair: Any) -> Any:
     return pair if pair is PENDING else pair[0]
 
 
-def _gather(strand: Any, members: Value) -> bool:
-    """Whether all live lanes of `members` are here; else the strand waits for them."""
-    mask = values.uniform(members, strand.mask)
-    if mask is None:
-        raise strand.error("DivergenceError", "lanes of one warp name different member masks")
-    return strand.converged(mask)
+def _members(strand: Strand, members: Value) -> Value | None:
+    """The member masks if all live lanes that they name are here; else None, and the strand waits for them.
+
+    Groups of lanes with a mask of their own may execute one instruction together.
+    """
+    if isinstance(members, np.ndarray):
+        active = members[lane_indices(strand.mask)]
+        if (active == active[0]).all():
+            members = int(active[0])
+        else:
+            return members if strand.converged(int(np.bitwise_or.reduce(active))) else None
+    if strand.mask & ~members:
+        raise strand.error("DivergenceError", f"a lane outside the member mask {members:#010x} takes part")
+    return members if strand.converged(members) else None
 
 
-def elect(strand: Any, members: Value) -> Any:
+def _gather(strand: Strand, members: Value) -> bool:
+    """Whether all lanes of the one member mask are here; else the strand waits for them."""
+    found = _members(strand, members)
+    if isinstance(found, np.ndarray):
+        raise strand.error(
+            "UnsupportedInstruction", "different member masks in one warp are modelled for shfl and redux only"
+        )
+    return found is not None
+
+
+def _groups(strand: Strand, members: Value) -> list[int]:
+    """The distinct groups of active lanes."""
+    if not isinstance(members, np.ndarray):
+        return [strand.mask]
+    return [int(mask) & strand.mask for mask in np.unique(members[lane_indices(strand.mask)])]
+
+
+def elect(strand: Strand, members: Value) -> Any:
     """The leader's lane, and a predicate that holds in the leader alone (the lowest lane, as GPUs choose)."""
     if not _gather(strand, members):
         return PENDING
@@ -47,17 +75,17 @@ def elect(strand: Any, members: Value) -> Any:
     return leader, lane_flags(1 << leader)
 
 
-def warp_sync(strand: Any, members: Value) -> Any:
+def warp_sync(strand: Strand, members: Value) -> Any:
     return None if _gather(strand, members) else PENDING
 
 
-def shuffle(strand: Any, mode: str, value: Value, lane: Value, clamp: Value, members: Value) -> Any:
+def shuffle(strand: Strand, mode: str, value: Value, lane: Value, clamp: Value, members: Value) -> Any:
     """shfl.sync: the value of another lane of the segment, and whether that lane is inside it."""
-    if not _gather(strand, members):
+    found = _members(strand, members)
+    if found is None:
         return PENDING
-    if mode == "idx" and not isinstance(value, np.ndarray):
-        if not isinstance(lane, np.ndarray) and not isinstance(clamp, np.ndarray) and (clamp & 0x1F00) == 0:
-            return value, lane & 31 <= clamp & 31
+    if mode == "idx" and not any(isinstance(operand, np.ndarray) for operand in (value, lane, clamp)) and clamp == 31:
+        return value, True
     lane = values.as_lanes(lane, 32).astype(np.int64) & 31
     clamp = values.as_lanes(clamp, 32).astype(np.int64)
     segment = (clamp >> 8) & 31
@@ -71,13 +99,16 @@ def shuffle(strand: Any, mode: str, value: Value, lane: Value, clamp: Value, mem
         source = base + lane if mode == "down" else base ^ lane
     inside = source >= bound if mode == "up" else source <= bound
     source = np.where(inside, source, base)
-    active = lane_flags(strand.mask)
-    if not active[source[active]].all():
-        raise strand.error("DivergenceError", "shfl reads a lane that does not take part")
-    return values.as_lanes(value, 32)[source], inside
+    shuffled = values.as_lanes(value, 32)[source]
+    for group in _groups(strand, found):
+        flags = lane_flags(group)
+        outside = flags & ~flags[source]
+        if outside.any():  # a lane that does not take part: undefined, and used by nobody in a correct kernel
+            shuffled = np.where(outside, np.uint32(values.POISON[32]), shuffled)
+    return shuffled, inside
 
 
-def vote(strand: Any, mode: str, predicate: Value, members: Value) -> Any:
+def vote(strand: Strand, mode: str, predicate: Value, members: Value) -> Any:
     if not _gather(strand, members):
         return PENDING
     holds = values.lane_mask(predicate) & strand.mask
@@ -97,14 +128,19 @@ _REDUCE = {
 }
 
 
-def redux(strand: Any, mode: str, is_signed: bool, value: Value, members: Value) -> Any:
-    if not _gather(strand, members):
+def redux(strand: Strand, mode: str, is_signed: bool, value: Value, members: Value) -> Any:
+    found = _members(strand, members)
+    if found is None:
         return PENDING
-    lanes = values.as_lanes(value, 32)[lane_indices(strand.mask)]
-    if is_signed:
-        lanes = lanes.view(np.int32)
-    result = int(lanes.astype(np.int64).sum()) if mode == "add" else int(_REDUCE[mode](lanes))
-    return result & FULL_MASK
+    result = np.zeros(LANES, np.uint32)
+    for group in _groups(strand, found):
+        indices = lane_indices(group)
+        lanes = values.as_lanes(value, 32)[indices]
+        if is_signed:
+            lanes = lanes.view(np.int32)
+        total = int(lanes.astype(np.int64).sum()) if mode == "add" else int(_REDUCE[mode](lanes))
+        result[indices] = total & FULL_MASK
+    return result
 
 
 def special_registers(tid: tuple[np.ndarray, ...]) -> dict[str, Value]:
