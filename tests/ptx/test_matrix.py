@@ -27,7 +27,7 @@ def random_elements(*shape: int) -> np.ndarray:
 def load(
     shared: np.ndarray, address: int, x: np.ndarray, column: int, row: int, width: int, height: int, swizzle: Swizzle
 ) -> None:
-    """A box of ``height`` rows of ``width`` elements of a 2-D matrix into shared memory, as a bulk copy puts it there."""
+    """A box of ``height`` rows of ``width`` elements of a 2-D matrix, as a bulk copy puts it into shared memory."""
     m = TensorMap.over(x, DataType.BFLOAT16, (width, height), swizzle=swizzle)
     write_box(shared, address, m.load((column, row)), swizzle)
 

@@ -157,10 +157,10 @@ def check_operation(op: str, operands: list[np.ndarray], fmt: str, rnd: str) -> 
 def test_arithmetic_rounds_the_exact_result_once(fmt: str, op: str, rnd: str) -> None:
     special = special_numbers(fmt)
     tuples = list(itertools.product(special, repeat=ARITY[op]))
-    if len(tuples) > 4000:
-        tuples = [tuples[i] for i in RNG.choice(len(tuples), 4000, replace=False)]
+    if len(tuples) > 2000:
+        tuples = [tuples[i] for i in RNG.choice(len(tuples), 2000, replace=False)]
     check_operation(op, [np.array(column) for column in zip(*tuples, strict=True)], fmt, rnd)
-    check_operation(op, [random_numbers(fmt, 2000) for _ in range(ARITY[op])], fmt, rnd)
+    check_operation(op, [random_numbers(fmt, 1000) for _ in range(ARITY[op])], fmt, rnd)
 
 
 @pytest.mark.parametrize("rnd", MODES)
@@ -172,6 +172,18 @@ def test_fma_of_near_ties(rnd: str) -> None:
     check_operation("fma", [a, b, c], "f32", rnd)
     tie = (1 + 2.0**-12) * np.ones(500)  # its square is 1 + 2**-11 + 2**-24, a tie
     check_operation("fma", [tie, tie * RNG.choice((1.0, -1.0), 500), c], "f32", rnd)
+
+
+def test_fma_near_ties_of_subnormal_results() -> None:
+    """The product is a hair off half of the least subnormal: float64 cannot tell, and sees a tie."""
+    a = np.float64(2.0**-80) * np.array([1 - 2.0**-23, 1 + 2.0**-23, 1.0, 1 + 2.0**-23])
+    b = np.float64(2.0**-70) * np.array([1 + 2.0**-23, 1 + 2.0**-23, 1.0, 1 - 2.0**-23])
+    for odd in (0, 1):
+        for sign in (1.0, -1.0):
+            c = sign * np.full(4, 2.0**-127 + odd * 2.0**-149)
+            for rnd in MODES:
+                check_operation("fma", [a, b, c], "f32", rnd)
+                check_operation("fma", [-a, b, c], "f32", rnd)
 
 
 @pytest.mark.parametrize("fmt", ["bf16", "f16"])
@@ -344,8 +356,8 @@ def test_element_zero_is_the_low_half() -> None:
 
 
 def test_mixed_precision() -> None:
-    a, b = ALL_HALVES[::7], ALL_HALVES[::-7][: ALL_HALVES[::7].size]
-    c = random_numbers("f32", 9500)[: a.size].astype(np.float32)
+    a, b = ALL_HALVES[::23], ALL_HALVES[::-23]
+    c = random_numbers("f32", a.size + a.size % 2)[: a.size].astype(np.float32)
     for fmt in ("bf16", "f16"):
         x, y = from_storage(a, fmt), from_storage(b, fmt)
         wanted = [expected("fma", (float(p), float(q), float(r)), "f32", "rz") for p, q, r in zip(x, y, c, strict=True)]
@@ -380,6 +392,12 @@ def test_min_max_of_special_numbers(fmt: str) -> None:
     for nan in (False, True):
         assert_same(from_storage(numerics.maximum(x, y, dtype=fmt, nan=nan), fmt), pick(max, nan), a, b)
         assert_same(from_storage(numerics.minimum(x, y, dtype=fmt, nan=nan), fmt), pick(min, nan), a, b)
+
+
+def test_min_max_of_zeros_without_a_nan_nearby() -> None:
+    a, b = np.float32([-0.0, 0.0, 1.0]), np.float32([0.0, -0.0, 2.0])
+    assert_same(numerics.maximum(a, b), np.array([0.0, 0.0, 2.0]))
+    assert_same(numerics.minimum(a, b), np.array([-0.0, -0.0, 1.0]))
 
 
 def test_min_max_modifiers() -> None:

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from cudnn_fused.testing.ptx import numerics
-from cudnn_fused.testing.ptx.errors import DescriptorError, EmulatorError, OutOfBounds, UnsupportedInstruction
+from cudnn_fused.testing.ptx.errors import (
+    DescriptorError,
+    EmulatorError,
+    Misaligned,
+    OutOfBounds,
+    UnsupportedInstruction,
+)
 from cudnn_fused.testing.ptx.tensor_map import (
     CHUNK_BYTES,
     DataType,
@@ -109,8 +115,8 @@ def test_boxes_outside_shared_memory_and_misaligned_ones_are_reported() -> None:
     shared, dense = np.zeros(1024, np.uint8), np.zeros(256, np.uint8)
     with pytest.raises(OutOfBounds):
         write_box(shared, 896, dense, Swizzle.NONE)
-    with pytest.raises(DescriptorError):
-        swizzled_chunks(8, 16, Swizzle.NONE)
+    with pytest.raises(Misaligned):
+        swizzled_chunks(1024 + 64, 128, Swizzle.NONE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -218,6 +218,8 @@ def test_allocation_and_leaks() -> None:
     assert tensor.allocate(128) == 384
     assert tensor.allocate(32) is None, "the caller has to wait"
     tensor.free(second, 128)
+    assert tensor.allocate(128) == 256, "a gap of exactly this size"
+    tensor.free(second, 128)
     assert tensor.allocate(32) == 256
     assert tensor.allocations == {0: 256, 384: 128, 256: 32}
     tensor.require_allocated(10, 246, "a test")

@@ -47,7 +47,6 @@ from .approximations import (
 from .errors import UnsupportedInstruction
 from .rounding import (
     F32_CANONICAL_NAN,
-    F32_MIN_NORMAL,
     HALF_CANONICAL_NAN,
     PACKED_ELEMENT,
     Array,
@@ -122,6 +121,7 @@ _INTEGER_TYPES = {
 }
 _TIE_MASK = np.uint64(0x1FFFFFFF)  # the 29 bits of a float64 significand that a float32 lacks
 _TIE = np.uint64(0x10000000)
+_EXPONENT = np.uint32(0x7F800000)  # zero in the pattern of a float32 that is zero or subnormal
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -131,17 +131,34 @@ _TIE = np.uint64(0x10000000)
 
 def _exact_zero_sum(total: Array, a: Array, b: Array, rnd: str) -> Array:
     """x + (-x) is +0, but -0 when rounding down; zeros of one sign keep it in every mode."""
-    if rnd != "rm":
+    if rnd != "rm" or np.count_nonzero(total) == total.size:
         return total
-    return np.where((total == 0) & ~((a == 0) & (b == 0) & (np.signbit(a) == np.signbit(b))), -0.0, total)
+    keeps_sign = (a == 0) & (b == 0) & (np.signbit(a) == np.signbit(b))
+    return np.where((total == 0) & ~keeps_sign, total.dtype.type(-0.0), total)
+
+
+def _round_sum(a: Array, b: Array, rnd: str) -> Array:
+    """``a + b`` of float64 values, rounded once to float32.
+
+    The float64 sum is all that is needed unless it misleads: for ``rn`` on a tie of float32, or where a float32 result
+    is subnormal and has its ties elsewhere; for the other modes where it is a float32 itself and hides an error.
+    """
+    total = a + b
+    nearest = total.astype(np.float32)
+    if rnd == "rn":
+        on_tie = (total.view(np.uint64) & _TIE_MASK) == _TIE
+        normal = nearest.view(np.uint32) & _EXPONENT
+        misled = np.count_nonzero(on_tie) or np.count_nonzero(normal) != normal.size
+    else:
+        misled = np.count_nonzero(nearest != total) != nearest.size
+    if misled:
+        total = _exact_zero_sum(sum_to_odd(a, b), a, b, rnd)
+        nearest = total.astype(np.float32)
+    return direct(nearest, total, rnd)
 
 
 def _add_f32(a: Array, b: Array, rnd: str) -> Array:
-    if rnd == "rn":
-        return a + b
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    exact = _exact_zero_sum(sum_to_odd(a, b), a, b, rnd)
-    return direct(exact.astype(np.float32), exact, rnd)
+    return a + b if rnd == "rn" else _round_sum(a.astype(np.float64), b.astype(np.float64), rnd)
 
 
 def _mul_f32(a: Array, b: Array, rnd: str) -> Array:
@@ -151,28 +168,15 @@ def _mul_f32(a: Array, b: Array, rnd: str) -> Array:
     return direct(exact.astype(np.float32), exact, rnd)
 
 
-def _fma_to_odd(a: Array, b: Array, c: Array, rnd: str) -> Array:
-    """``a * b + c`` of values that were widened from 32 bits or fewer: the product is exact in float64."""
-    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    return _exact_zero_sum(sum_to_odd(product, c), product, c, rnd)
-
-
 def _fma_f32(a: Array, b: Array, c: Array, rnd: str) -> Array:
-    if rnd == "rn":
-        # Rounding twice errs only where the float64 sum sits on a tie of float32, or in float32's subnormal range.
-        total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
-        on_tie = (total.view(np.uint64) & _TIE_MASK) == _TIE
-        if not np.count_nonzero(on_tie | (np.abs(total) < F32_MIN_NORMAL)):
-            return total.astype(np.float32)
-    exact = _fma_to_odd(a, b, c, rnd)
-    return direct(exact.astype(np.float32), exact, rnd)
+    return _round_sum(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64), rnd)
 
 
 _F32_OPERATIONS: dict[str, Callable[..., Array]] = {"add": _add_f32, "mul": _mul_f32, "fma": _fma_f32}
 
 
 def _operation_f32(op: str, operands: tuple[Array, ...], rnd: str, ftz: bool, sat: bool) -> Array:
-    values = tuple(map(flush_f32, operands)) if ftz else tuple(np.asarray(v, np.float32) for v in operands)
+    values = map(flush_f32, operands) if ftz else (np.asarray(v, np.float32) for v in operands)
     return finish_f32(_F32_OPERATIONS[op](*values, rnd), ftz, sat)
 
 
@@ -243,11 +247,25 @@ def _flush_half(bits: Array, dtype: str) -> Array:
     return finish_half(np.asarray(bits, np.uint16), dtype, ftz=True)
 
 
-def _half_to_odd(op: str, values: tuple[Array, ...], rnd: str) -> Array:
-    if op == "fma":
-        return _fma_to_odd(*values, rnd)
-    a, b = (v.astype(np.float64) for v in values)
-    return a * b if op == "mul" else _exact_zero_sum(sum_to_odd(a, b), a, b, rnd)
+def _half_in(wide: type, op: str, halves: tuple[Array, ...], rnd: str) -> tuple[Array, bool]:
+    """An operation on 16-bit formats in a wider type, rounded to odd, and whether the type's range was enough.
+
+    Range is all that float32 may lack: two bf16 or f16 have at most 22 bits of product.
+    """
+    values = tuple(v.astype(wide, copy=False) for v in halves)
+    enough = True
+    if op != "add":
+        product = values[0] * values[1]
+        enough = wide is np.float64 or np.count_nonzero(product.view(np.uint32) & _EXPONENT) == product.size
+        values = (product, *values[2:])
+    result = values[0] if op == "mul" else _exact_zero_sum(sum_to_odd(*values), *values, rnd)
+    return result, enough and bool(np.isfinite(result).all())
+
+
+def _half_to_odd(op: str, halves: tuple[Array, ...], rnd: str) -> Array:
+    """The exact result of an operation on 16-bit formats (as float32), rounded to odd."""
+    result, enough = _half_in(np.float32, op, halves, rnd)
+    return result if enough else _half_in(np.float64, op, halves, rnd)[0]
 
 
 def _operation_half(
@@ -266,13 +284,13 @@ def _arithmetic(
     op: str, operands: tuple[Array, ...], dtype: str, rnd: str, ftz: bool, sat: bool, relu: bool = False
 ) -> Array:
     check_rounding(rnd)
+    if dtype == "f32" and not relu:
+        return _operation_f32(op, operands, rnd, ftz, sat)
     if dtype in PACKED_ELEMENT:
         elements = tuple(unpack(v, dtype) for v in operands)
         return pack(_arithmetic(op, elements, PACKED_ELEMENT[dtype], rnd, ftz, sat, relu), dtype)
     if dtype in ("f16", "bf16"):
         return _operation_half(op, operands, dtype, rnd, ftz, sat, relu)
-    if dtype == "f32" and not relu:
-        return _operation_f32(op, operands, rnd, ftz, sat)
     if dtype == "f64" and not (ftz or sat or relu):
         return _operation_f64(op, operands, rnd)
     raise UnsupportedInstruction(f"{op} with these modifiers is not defined on {dtype!r}")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from . import numerics
-from .errors import DescriptorError, OutOfBounds, UnsupportedInstruction
+from .errors import DescriptorError, Misaligned, OutOfBounds, UnsupportedInstruction
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ByteSource = Callable[[int, int], Bytes]
@@ -142,33 +142,28 @@ def swizzle_address(address: Any, swizzle: Swizzle) -> Any:
 @lru_cache(maxsize=4096)
 def _swizzled_chunks(phase: int, chunks: int, swizzle: Swizzle) -> np.ndarray[Any, np.dtype[np.intp]]:
     linear = phase + CHUNK_BYTES * np.arange(chunks)
-    # The XOR stays within a 128-byte line, so the positions may be taken relative to the start's own line.
-    index = (swizzle_address(linear, swizzle) - phase // SWIZZLE_LINE_BYTES * SWIZZLE_LINE_BYTES) // CHUNK_BYTES
+    index = (swizzle_address(linear, swizzle) - phase) // CHUNK_BYTES
     index.flags.writeable = False
     return index
 
 
 def swizzled_chunks(address: int, nbytes: int, swizzle: Swizzle) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """Positions of the 16-byte chunks of a dense run that starts at absolute shared address ``address``.
+    """Positions of the 16-byte chunks of a dense box that starts at absolute shared address ``address``.
 
-    Entry i is the position of dense chunk i in units of 16 bytes, counted from ``address`` rounded down to 128 bytes.
-    Cached and read-only.
+    Entry i is the position of dense chunk i in chunks from ``address`` on: the XOR stays within a 128-byte line. Cached
+    and read-only.
     """
-    if address % CHUNK_BYTES or nbytes % CHUNK_BYTES:
-        raise DescriptorError(f"shared address {address:#x} and size {nbytes} must be multiples of {CHUNK_BYTES} bytes")
+    if address % SWIZZLE_LINE_BYTES or nbytes % CHUNK_BYTES:
+        raise Misaligned(f"a box of {nbytes} bytes at shared address {address:#x}, which must be a multiple of 128")
     return _swizzled_chunks(address % SWIZZLE_PERIOD_BYTES, nbytes // CHUNK_BYTES, Swizzle(swizzle))
 
 
 def _lines(shared: Bytes, address: int, nbytes: int) -> np.ndarray[Any, Any]:
     """The 128-byte lines that the range touches, as 16-byte items."""
-    first = address // SWIZZLE_LINE_BYTES * SWIZZLE_LINE_BYTES
-    last = -(-(address + nbytes) // SWIZZLE_LINE_BYTES) * SWIZZLE_LINE_BYTES
-    if address < 0 or address + nbytes > shared.size:
-        raise OutOfBounds(
-            f"shared bytes {address:#x}..{address + nbytes:#x} lie outside the {shared.size:#x} that exist"
-        )
-    lines = shared[first:last]
-    return lines[: lines.size // CHUNK_BYTES * CHUNK_BYTES].view(np.complex128)
+    if not 0 <= address <= shared.size - nbytes:
+        raise OutOfBounds(f"shared bytes {address:#x} to {address + nbytes - 1:#x} of {shared.size:#x}")
+    end = -(-(address + nbytes) // SWIZZLE_LINE_BYTES) * SWIZZLE_LINE_BYTES
+    return shared[address:end].view(np.complex128)
 
 
 def write_box(shared: Bytes, address: int, dense: Bytes, swizzle: Swizzle) -> None:
