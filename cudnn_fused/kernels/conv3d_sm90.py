@@ -27,11 +27,19 @@ from cutlass.experimental import cuda
 from cutlass.experimental import primitives as prims
 
 from cudnn_fused.kernels import postops
+from cudnn_fused.kernels.conv3d_spec import (
+    DESCRIPTOR_UNIT,
+    ELEMENT_BYTES,
+    K_CHUNK,
+    K_STEP,
+    ROW_BYTES,
+    SWIZZLE_ROWS,
+    Conv3dSpec,
+)
 from cudnn_fused.kernels.device import (
     CHUNK_BYTES,
     CHUNK_CHANNELS,
     CHUNK_REGISTERS,
-    ELEMENT_BYTES,
     SHARED,
     WARP,
     WARPGROUP,
@@ -42,20 +50,13 @@ from cudnn_fused.kernels.device import (
     wait_cluster,
 )
 from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, TAPS, PaddedGrid
-from cudnn_fused.kernels.rows import RowFinish, Tensors
-from cudnn_fused.kernels.tiling_sm90 import (
-    CONSUMERS,
-    K_CHUNK,
-    K_STEP,
-    M_BLOCK,
-    ROW_BYTES,
-    SWIZZLE_ROWS,
-    TileConfig,
-)
+from cudnn_fused.kernels.rows import Tensors
+from cudnn_fused.kernels.tiling_sm90 import CONSUMERS, M_BLOCK, TileConfig
 
-DESCRIPTOR_UNIT = 16  # addresses in matrix descriptors, and strides in tensor maps, count 16-byte units
 # Matrix descriptor: 128-byte swizzle, 1024 bytes from one group of eight rows to the next, leading offset unused (1).
 DESCRIPTOR = (1 << 62) | ((SWIZZLE_ROWS * ROW_BYTES // DESCRIPTOR_UNIT) << 32) | (1 << 16)
+CYCLES_PER_NANOSECOND = 1.6
+PAUSED_SHARE = 0.5  # of the time that a tile takes
 STAGING_BARRIER = 1  # named barriers STAGING_BARRIER + consumer
 
 
@@ -74,67 +75,6 @@ class Loader(enum.IntEnum):
 
 
 THREADS = (Role.LOADERS + 1) * WARPGROUP
-
-
-@dataclass(frozen=True)
-class Conv3dSpec:
-    """What a kernel computes, apart from N, T, H and W."""
-
-    ci: int
-    finish: RowFinish
-    leading_zero_frames: int = 0
-    # Pixels of 32 bytes: the three taps along W are adjacent in memory, so they are channels of one long pixel.
-    joins_w_taps: bool = False
-
-    @property
-    def co(self) -> int:
-        return self.finish.channels
-
-    @property
-    def gemm_channels(self) -> int:
-        """Channels that one tap contributes to the reduction."""
-        return TAPS * self.ci if self.joins_w_taps else self.ci
-
-    @property
-    def w_taps(self) -> int:
-        """Taps that read one stage of activations, each shifted by a pixel."""
-        return 1 if self.joins_w_taps else TAPS
-
-    @property
-    def taps(self) -> int:
-        return TAP_ROWS * self.w_taps
-
-    @property
-    def chunk_steps(self) -> tuple[int, ...]:
-        """K16 steps of each 64-channel chunk. Channels that do not exist are not multiplied."""
-        return tuple(
-            math.ceil(min(K_CHUNK, self.gemm_channels - first) / K_STEP)
-            for first in range(0, self.gemm_channels, K_CHUNK)
-        )
-
-    @property
-    def unit_steps(self) -> tuple[int, ...]:
-        """The chunks of one *unit*, the granule in which the reduction is walked and split.
-
-        A unit is one chunk where all chunks are alike, otherwise a whole tap row.
-        """
-        return self.chunk_steps[:1] if len(set(self.chunk_steps)) == 1 else self.chunk_steps
-
-    @property
-    def tap_row_units(self) -> int:
-        return len(self.chunk_steps) // len(self.unit_steps)
-
-    @property
-    def weight_row(self) -> int:
-        """Elements of a packed weight from one output channel to the next."""
-        if self.joins_w_taps:
-            return (TAP_ROWS * TAPS + 1) * self.ci
-        return self.taps * self.weight_tap
-
-    @property
-    def weight_tap(self) -> int:
-        """Elements of a packed weight from one tap to the next."""
-        return self.gemm_channels if self.joins_w_taps else len(self.chunk_steps) * K_CHUNK
 
 
 @dataclass(frozen=True)
@@ -266,9 +206,10 @@ class Conv3dSm90:
     """The kernel of one operation and tile; N, T, H, W and the split of the reduction are run-time values."""
 
     # Registers per thread after the warpgroups have traded: at most 65536 in all.
-    CONSUMER_REGISTERS = 200
-    EPILOGUE_REGISTERS = 80
-    LOADER_REGISTERS = 32
+    CONSUMER_REGISTERS = 192
+    EPILOGUE_REGISTERS = 104
+    LOADER_REGISTERS = 24
+    FRAMES_FASTEST = True
 
     def __init__(self, spec: Conv3dSpec, config: TileConfig) -> None:
         problem = config.problem(spec)
@@ -276,6 +217,7 @@ class Conv3dSm90:
             raise ValueError(f"{config} cannot serve {spec}: {problem}")
         self.spec, self.config = spec, config
         self.n_tiles = spec.co // config.tile_n
+        self.UNIT_PAUSE = int(config.unit_cycles(spec) * PAUSED_SHARE / CYCLES_PER_NANOSECOND)
 
     # --- host ------------------------------------------------------------------------------------------------------
 
@@ -413,10 +355,21 @@ class Conv3dSm90:
         return (grid.frame_rows + (self.config.tile_m - 1)) // self.config.tile_m
 
     def place(self, tile: Int32, grid: PaddedGrid, rank: Int32, split: Int32) -> Place:
-        """Decode a tile number; the channels vary fastest, so that neighbours share their activations."""
+        """Decode a tile number.
+
+        The channels vary fastest, then the frames: the tiles that run at a time read the same input frames, which
+        then come from device memory once and not three times.
+        """
         m_tile, n_tile = divide(tile, Int32(self.n_tiles))
-        frame, first = divide(m_tile, self.frame_tiles(grid))
-        n, t = divide(frame, grid.out_t)
+        if cutlass.const_expr(self.FRAMES_FASTEST):
+            column, t = divide(m_tile, grid.out_t)
+            n, first = divide(column, self.frame_tiles(grid))
+            if self.spec.leading_zero_frames:
+                # Frames then differ in their work; no CTA shall meet the same one in every turn.
+                t = divide(t + first, grid.out_t)[1]
+        else:
+            frame, first = divide(m_tile, self.frame_tiles(grid))
+            n, t = divide(frame, grid.out_t)
         units = TAP_ROWS * self.spec.tap_row_units
         skipped = Int32(0)
         if self.spec.leading_zero_frames:
@@ -504,7 +457,7 @@ class Conv3dSm90:
     @cute.jit
     def multiply(self, shared: Shared, consumer: Int32, grid: PaddedGrid):
         """A consumer: accumulate each tile, then stage it for the epilogue."""
-        config, spec = self.config, self.spec
+        config = self.config
         rank, split, tile, step = self.cluster()
         tiles = self.tiles(grid)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
@@ -515,39 +468,12 @@ class Conv3dSm90:
         phase = Int32(0)  # of the tile: alternates
         while tile < tiles:
             place = self.place(tile, grid, rank, split)
+            units = place.end_unit - place.first_unit
             sums.clear()
-            a_busy, b_busy = Int32(-1), Int32(-1)  # stages that issued, unfinished wgmmas still read
-            unit = place.first_unit
-            while unit < place.end_unit:
-                for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
-                    wait(shared.a_full.subview(a.index), a.phase)
-                    for s in cutlass.range_constexpr(spec.w_taps):
-                        for n in cutlass.range_constexpr(config.n_blocks):
-                            wait(shared.b_full.subview(b.index), b.phase)
-                            prims.wgmma_fence_aligned()
-                            for k in cutlass.range_constexpr(spec.unit_steps[chunk]):
-                                for m in cutlass.range_constexpr(config.m_blocks):
-                                    shift = (m * M_BLOCK + s) * ROW_BYTES + k * K_STEP * ELEMENT_BYTES
-                                    sums.multiply(
-                                        m,
-                                        n,
-                                        self.moved(a_base, a.index * config.a_stage_bytes + shift),
-                                        self.moved(b_base, b.index * config.b_stage_bytes + k * K_STEP * ELEMENT_BYTES),
-                                    )
-                            prims.wgmma_commit_group_sync_aligned()
-                            # All groups but the newest are done: what the one before it read is free.
-                            prims.wgmma_wait_group_sync_aligned(1)
-                            self.release(shared.b_empty, b_busy, thread)
-                            b_busy = b.index
-                            if cutlass.const_expr(s == 0 and n == 0):
-                                self.release(shared.a_empty, a_busy, thread)
-                            b.advance()
-                    a_busy = a.index
-                    a.advance()
-                unit += 1
-            prims.wgmma_wait_group_sync_aligned(0)
-            self.release(shared.b_empty, b_busy, thread)
-            self.release(shared.a_empty, a_busy, thread)
+            if place.row + consumer * config.consumer_rows < grid.frame_rows:
+                a, b = self.accumulate(shared, sums, a, b, a_base, b_base, units, thread)
+            else:
+                a, b = self.pass_over(shared, a, b, units, thread)
             wait(shared.drained.subview(consumer), phase ^ 1)
             if split > 1:
                 self.exchange_partial_sums(shared, sums, consumer, rank, split, thread, phase)
@@ -556,6 +482,71 @@ class Conv3dSm90:
             prims.mbarrier_arrive(shared.staged.subview(consumer))
             phase = phase ^ 1
             tile += step
+
+    @cute.jit
+    def accumulate(
+        self,
+        shared: Shared,
+        sums: Accumulators,
+        a: Cursor,
+        b: Cursor,
+        a_base: Int64,
+        b_base: Int64,
+        units: Int32,
+        thread: Int32,
+    ):
+        """Multiply the stages of a tile as they arrive. Returns where the rings then stand."""
+        config, spec = self.config, self.spec
+        a_busy, b_busy = Int32(-1), Int32(-1)  # stages that issued, unfinished wgmmas still read
+        unit = Int32(0)
+        while unit < units:
+            for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+                wait(shared.a_full.subview(a.index), a.phase)
+                for s in cutlass.range_constexpr(spec.w_taps):
+                    for n in cutlass.range_constexpr(config.n_blocks):
+                        wait(shared.b_full.subview(b.index), b.phase)
+                        prims.wgmma_fence_aligned()
+                        for k in cutlass.range_constexpr(spec.unit_steps[chunk]):
+                            step = k * K_STEP * ELEMENT_BYTES
+                            for m in cutlass.range_constexpr(config.m_blocks):
+                                shift = (m * M_BLOCK + s) * ROW_BYTES + step
+                                sums.multiply(
+                                    m,
+                                    n,
+                                    self.moved(a_base, a.index * config.a_stage_bytes + shift),
+                                    self.moved(b_base, b.index * config.b_stage_bytes + step),
+                                )
+                        prims.wgmma_commit_group_sync_aligned()
+                        # All groups but the newest are done: what the one before it read is free.
+                        prims.wgmma_wait_group_sync_aligned(1)
+                        self.release(shared.b_empty, b_busy, thread)
+                        b_busy = b.index
+                        if cutlass.const_expr(s == 0 and n == 0):
+                            self.release(shared.a_empty, a_busy, thread)
+                        b.advance()
+                a_busy = a.index
+                a.advance()
+            unit += 1
+        prims.wgmma_wait_group_sync_aligned(0)
+        self.release(shared.b_empty, b_busy, thread)
+        self.release(shared.a_empty, a_busy, thread)
+        return a, b
+
+    @cute.jit
+    def pass_over(self, shared: Shared, a: Cursor, b: Cursor, units: Int32, thread: Int32):
+        """Give back the stages of a tile of which all rows of this consumer lie below the frame."""
+        unit = Int32(0)
+        while unit < units:
+            for _ in cutlass.range_constexpr(len(self.spec.unit_steps)):
+                wait(shared.a_full.subview(a.index), a.phase)
+                self.release(shared.a_empty, a.index, thread)
+                a.advance()
+                for _ in cutlass.range_constexpr(self.spec.w_taps * self.config.n_blocks):
+                    wait(shared.b_full.subview(b.index), b.phase)
+                    self.release(shared.b_empty, b.index, thread)
+                    b.advance()
+            unit += 1
+        return a, b
 
     def descriptor(self, tile: cutlass.Array, offset: Int32) -> Int64:
         address = cute.arch.make_warp_uniform(tile.data_ptr().toint().to(Int32)) + offset
@@ -716,51 +707,54 @@ class Conv3dSm90:
     # --- epilogue ----------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def finish_rows(
-        self,
-        shared: Shared,
-        grid: PaddedGrid,
-        tensors: Tensors,
-    ):
-        """The epilogue warpgroup: fill what no row falls on while the first tile is computed, then finish rows.
+    def finish_rows(self, shared: Shared, grid: PaddedGrid, tensors: Tensors):
+        """The epilogue warpgroup: finish staged rows, and fill what no row falls on.
 
-        ``lanes`` neighbouring lanes share a row; lane ``l`` has the chunks ``l, l + lanes, ...`` of it.
+        ``lanes`` neighbouring lanes share a row; lane ``l`` has the chunks ``l, l + lanes, ...`` of it. All CTAs reach
+        the end of a tile at about the same time, and bursts of stores from all of them would starve the loaders. So
+        the work is spread over the time that the next tile takes: every tile has its share of the filling, and a
+        pause follows each step.
         """
-        config = self.config
+        config, finish = self.config, self.spec.finish
         rank, split, tile, step = self.cluster()
         tiles = self.tiles(grid)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        first_thread = cute.arch.block_idx()[0] * WARPGROUP
-        all_threads = cute.arch.grid_dim()[0] * WARPGROUP
-        self.spec.finish.fill(grid, first_thread + thread, all_threads, config.lanes, tensors)
-        lane = thread % config.lanes
+        lane, slot = thread % config.lanes, thread // config.lanes
         rows_at_once = WARPGROUP // config.lanes
         owned_rows = config.consumer_rows // split
+        filler, fillers = cute.arch.block_idx()[0] * rows_at_once + slot, finish.filler_pixels(grid)
+        filler_step = cute.arch.grid_dim()[0] * rows_at_once
+        turns = (tiles - tile + step - 1) // step
+        filled_each_turn = ((fillers + filler_step - 1) // filler_step + turns - 1) // turns
+        steps_each_turn = filled_each_turn + CONSUMERS * ((owned_rows + rows_at_once - 1) // rows_at_once)
         phase = Int32(0)
         while tile < tiles:
             place = self.place(tile, grid, rank, split)
+            pause = (place.end_unit - place.first_unit) * self.UNIT_PAUSE // steps_each_turn
+            filled = Int32(0)
+            while filled < filled_each_turn:
+                if filler < fillers:
+                    finish.fill(grid, filler, lane, config.lanes, tensors)
+                filler += filler_step
+                filled += 1
+                prims.nanosleep(pause)
+            tile += step
+            if tile >= tiles:
+                pause = Int32(0)  # nothing is left to spare
             for consumer in cutlass.range_constexpr(CONSUMERS):
                 wait(shared.staged.subview(consumer), phase)
-                index = thread // config.lanes
+                index = slot
                 while index < owned_rows:
                     row = consumer * config.consumer_rows + self.owned_row(index, rank, split)
                     main = self.staged_row(shared, row, lane)
                     ho, wo = divide(place.row + row, grid.w)
-                    self.spec.finish.store(
-                        main,
-                        grid,
-                        place.n,
-                        place.t,
-                        ho,
-                        wo,
-                        place.channel + lane * CHUNK_CHANNELS,
-                        config.lanes,
-                        tensors,
-                    )
+                    channel = place.channel + lane * CHUNK_CHANNELS
+                    finish.store(main, grid, place.n, place.t, ho, wo, channel, config.lanes, tensors)
                     index += rows_at_once
+                    if pause > 0:
+                        prims.nanosleep(pause)
                 prims.mbarrier_arrive(shared.drained.subview(consumer))
             phase = phase ^ 1
-            tile += step
 
     def staged_row(self, shared: Shared, row: Int32, lane: Int32) -> postops.Fragment:
         fragment = []

@@ -90,4 +90,7 @@ class NormSiluPad:
             main = self.finish.load(input, pixel, channel, self.lanes, LANE_CHUNKS)
             self.finish.store(main, grid, sample, time, ho, wo, channel, self.lanes, tensors)
             index += step
-        self.finish.fill(grid, thread, threads, self.lanes, tensors)
+        index, fillers = thread // self.lanes, self.finish.filler_pixels(grid)
+        while index < fillers:
+            self.finish.fill(grid, index, lane, self.lanes, tensors)
+            index += step

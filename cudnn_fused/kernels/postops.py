@@ -113,13 +113,16 @@ def _finite_or_zero(value: Float32, guard: Float32) -> Float32:
     )
 
 
-def normalize(value: Sequence[Int32], channels: int, reduce: Reduce) -> Fragment:
-    """``B(B(value / denominator) * sqrt(channels))`` over all ``channels`` of a pixel."""
+def denominator(value: Sequence[Int32], reduce: Reduce) -> Float32:
+    """What the channels of a pixel are divided by; ``value`` and ``reduce`` together run over all of them."""
     norm = _scalar("sqrt.rn.f32", reduce(sum_of_squares(value)))
-    denominator = _scalar("max.NaN.f32", norm, Float32(MIN_NORM))
+    return _scalar("max.NaN.f32", norm, Float32(MIN_NORM))
+
+
+def normalize(value: Sequence[Int32], quotient: Quotient, channels: int) -> Fragment:
+    """``B(B(value / denominator) * sqrt(channels))``."""
     root = Float32(math.sqrt(channels))
-    normalized = map_wide(Quotient.by(denominator).of, value)
-    return map_wide(lambda x: _scalar("mul.rn.f32", x, root), normalized)
+    return map_wide(lambda x: _scalar("mul.rn.f32", x, root), map_wide(quotient.of, value))
 
 
 def silu(x: Float32) -> Float32:
@@ -167,8 +170,12 @@ class PostOps:
             skip = add(skip, residual_bias())
         return add(main, skip)
 
-    def activated(self, value: Fragment, gamma: Callable[[], Fragment], reduce: Reduce) -> Fragment:
-        """What is stored as the output."""
-        if not self.norm:
+    def quotient(self, value: Fragment, reduce: Reduce) -> Quotient | None:
+        """The division that normalizes, from all channels of a lane; None where no norm follows."""
+        return Quotient.by(denominator(value, reduce)) if self.norm else None
+
+    def activated(self, value: Fragment, quotient: Quotient | None, gamma: Callable[[], Fragment]) -> Fragment:
+        """What is stored as the output, for any part of the channels."""
+        if quotient is None:
             return value
-        return map_wide(silu, multiply(normalize(value, self.channels, reduce), gamma()))
+        return map_wide(silu, multiply(normalize(value, quotient, self.channels), gamma()))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 
 from cudnn_fused.kernels.device import (
     CHUNK_BYTES,
@@ -27,7 +27,7 @@ from cudnn_fused.kernels.device import (
     sum_over_lanes,
 )
 from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid
-from cudnn_fused.kernels.postops import Fragment, PostOps
+from cudnn_fused.kernels.postops import Fragment, PostOps, Quotient
 
 
 class Layout(enum.Enum):
@@ -50,6 +50,31 @@ class Tensors:
     output: Int64
     cache_output: Int64
     residual_output: Int64
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a row lies. Values of a running kernel."""
+
+    grid: PaddedGrid
+    n: Int32
+    t: Int32
+    frame: Int32  # of all output frames
+    ho: Int32
+    wo: Int32
+    in_frame: Boolean
+    real: Boolean
+    pixel: Int32  # in a contiguous output; of rows without one the first, so that loads from there are harmless
+
+    @classmethod
+    def at(cls, grid: PaddedGrid, n: Int32, t: Int32, ho: Int32, wo: Int32) -> Row:
+        frame = n * grid.out_t + t
+        in_frame = ho < grid.out_h
+        real = in_frame & (wo < grid.out_w)
+        # Rows without an output take part in the arithmetic, whose shuffles need every lane, with the first pixel's
+        # residual; nothing of them is stored but zeros.
+        pixel = Int32(cutlass.select_(real, grid.contiguous_pixel(frame, ho, wo), Int32(0)))
+        return cls(grid, n, t, frame, ho, wo, in_frame, real, pixel)
 
 
 @dataclass(frozen=True)
@@ -83,42 +108,57 @@ class RowFinish:
 
         A row below the frame (``ho >= H-2``) may be passed; nothing is stored for it.
         """
-        frame = n * grid.out_t + t
-        in_frame = ho < grid.out_h
-        real = in_frame & (wo < grid.out_w)
-        # Rows without an output take part in the arithmetic, whose shuffles need every lane, with the first pixel's
-        # residual; nothing of them is stored but zeros.
-        pixel = Int32(cutlass.select_(real, grid.contiguous_pixel(frame, ho, wo), Int32(0)))
+        row = Row.at(grid, n, t, ho, wo)
+        value = self.value(main, row, channel, lanes, tensors)
+        quotient = self.post.quotient(value, sum_over_lanes(lanes))
+        self.put_result(value, quotient, row, channel, lanes, tensors)
+
+    # The steps of `store`, each of which may be taken with any part of a lane's channels; only the norm needs them all.
+
+    @cute.jit
+    def value(self, main: list, row: Row, channel: Int32, lanes: cutlass.Constexpr[int], tensors: Tensors) -> Fragment:
+        """Add biases and residual, and save the sum where that is an output."""
         size = len(main) // CHUNK_REGISTERS
         value = self.post.value(
             main,
             bias=lambda: self.load(tensors.bias, Int32(0), channel, lanes, size),
-            residual=lambda: self.load(tensors.residual, pixel, channel, lanes, size),
+            residual=lambda: self.load(tensors.residual, row.pixel, channel, lanes, size),
             residual_bias=lambda: self.load(tensors.residual_bias, Int32(0), channel, lanes, size),
         )
-        if cutlass.const_expr(self.saves_value):
-            if real:
-                self.put(tensors.residual_output, pixel, channel, lanes, value)
-        result = self.post.activated(
-            value,
-            gamma=lambda: self.load(tensors.gamma, Int32(0), channel, lanes, size),
-            reduce=sum_over_lanes(lanes),
-        )
+        if cutlass.const_expr(self.saves_value):  # noqa: SIM102 -- decided by the compiler, and then by the kernel
+            if row.real:
+                self.put(tensors.residual_output, row.pixel, channel, lanes, value)
+        return value
+
+    @cute.jit
+    def put_result(
+        self,
+        value: list,
+        quotient: Quotient | None,
+        row: Row,
+        channel: Int32,
+        lanes: cutlass.Constexpr[int],
+        tensors: Tensors,
+    ):
+        """Normalize and activate where that follows, and store into the output and the cache."""
+        size, grid = len(value) // CHUNK_REGISTERS, row.grid
+        gamma = lambda: self.load(tensors.gamma, Int32(0), channel, lanes, size)  # noqa: E731
+        result = self.post.activated(value, quotient, gamma)
         if cutlass.const_expr(self.layout is Layout.CONTIGUOUS):
-            if real:
-                self.put(tensors.output, pixel, channel, lanes, result)
+            if row.real:
+                self.put(tensors.output, row.pixel, channel, lanes, result)
         elif cutlass.const_expr(self.layout is Layout.BOTTOM_RIGHT):
-            if in_frame & (wo <= grid.out_w):
-                target = grid.bottom_right_pixel(frame, ho, wo)
-                self.put(tensors.output, target, channel, lanes, masked(real, result))
+            if row.in_frame & (row.wo <= grid.out_w):
+                target = grid.bottom_right_pixel(row.frame, row.ho, row.wo)
+                self.put(tensors.output, target, channel, lanes, masked(row.real, result))
         else:
-            if in_frame:
-                target = grid.padded_pixel(n, t, ho, wo)
-                self.put(tensors.output, target, channel, lanes, masked(real, result))
+            if row.in_frame:
+                target = grid.padded_pixel(row.n, row.t, row.ho, row.wo)
+                self.put(tensors.output, target, channel, lanes, masked(row.real, result))
             cached = self.cached_frames(grid)
-            slot = t - grid.out_t + cached
-            if real & (slot >= 0):
-                target = ((n * cached + slot) * grid.out_h + ho) * grid.out_w + wo
+            slot = row.t - grid.out_t + cached
+            if row.real & (slot >= 0):
+                target = ((row.n * cached + slot) * grid.out_h + row.ho) * grid.out_w + row.wo
                 self.put(tensors.cache_output, target, channel, lanes, result)
 
     def cached_frames(self, grid: PaddedGrid) -> Int32:
@@ -141,20 +181,22 @@ class RowFinish:
 
     # --- pixels that no row falls on ---------------------------------------------------------------------------------
 
+    def filler_pixels(self, grid: PaddedGrid) -> Int32:
+        """How many there are."""
+        if self.layout is Layout.PADDED:
+            return grid.n * grid.sample_filler
+        if self.layout is Layout.BOTTOM_RIGHT:
+            return grid.n * grid.out_t * (grid.out_w + 1)
+        return Int32(0)
+
     @cute.jit
-    def fill(self, grid: PaddedGrid, thread: Int32, threads: Int32, lanes: cutlass.Constexpr[int], tensors: Tensors):
-        """Zeros and history around the rows, shared out over ``threads`` threads."""
-        lane, index, step = thread % lanes, thread // lanes, threads // lanes
-        if cutlass.const_expr(self.layout is Layout.BOTTOM_RIGHT):
-            row_pixels = grid.out_w + 1
-            while index < grid.n * grid.out_t * row_pixels:
-                frame, wo = divide(index, row_pixels)
-                self.clear(tensors.output, grid.bottom_right_pixel(frame, grid.out_h, wo), lane, lanes)
-                index += step
-        elif cutlass.const_expr(self.layout is Layout.PADDED):
-            while index < grid.n * grid.sample_filler:
-                self.fill_padding(grid, index, lane, lanes, tensors)
-                index += step
+    def fill(self, grid: PaddedGrid, index: Int32, lane: Int32, lanes: cutlass.Constexpr[int], tensors: Tensors):
+        """Zeros or history for the ``index``-th of them, the lanes together."""
+        if cutlass.const_expr(self.layout is Layout.PADDED):
+            self.fill_padding(grid, index, lane, lanes, tensors)
+        elif cutlass.const_expr(self.layout is Layout.BOTTOM_RIGHT):
+            frame, wo = divide(index, grid.out_w + 1)
+            self.clear(tensors.output, grid.bottom_right_pixel(frame, grid.out_h, wo), lane, lanes)
 
     @cute.jit
     def fill_padding(

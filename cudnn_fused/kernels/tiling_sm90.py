@@ -8,22 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from cudnn_fused.kernels.conv3d_spec import ELEMENT_BYTES, K_STEP, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
 from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, PaddedGrid
 
-if TYPE_CHECKING:
-    from cudnn_fused.kernels.conv3d_sm90 import Conv3dSpec
-
-ELEMENT_BYTES = 2  # BF16
 CHUNK_CHANNELS = 8  # of a 16-byte access
 WARPGROUP = 128
 CONSUMERS = 2  # warpgroups that multiply
 M_BLOCK = 64  # rows of one wgmma
-K_STEP = 16  # channels of one wgmma
-K_CHUNK = 64  # channels of a stage: one 128-byte swizzled row
-ROW_BYTES = K_CHUNK * ELEMENT_BYTES
-SWIZZLE_ROWS = 8  # the swizzle pattern repeats every 1024 bytes
 MAX_BOX_ROWS = 256  # of a TMA box
 MAX_ACCUMULATORS = 160  # registers of a consumer thread that leave enough for everything else
 SHARED_BYTES = 227 * 1024 - 1024  # of a CTA, less what the compiler reserves and aligns
@@ -86,6 +78,11 @@ class TileConfig:
         barriers = 8 * (2 * (self.a_stages + self.b_stages) + 2 * CONSUMERS * (1 + self.split_levels))
         return self.a_stages * self.a_stage_bytes + self.b_stages * self.b_stage_bytes + self.staging_bytes + barriers
 
+    def unit_cycles(self, spec: Conv3dSpec) -> int:
+        """Tensor-core cycles of one unit of the reduction: a wgmma of 64 x n x 16 takes n / 2."""
+        wgmmas = CONSUMERS * self.m_blocks * self.n_blocks * sum(spec.unit_steps) * spec.w_taps
+        return wgmmas * self.n_block // 2
+
     @property
     def row_chunks(self) -> int:
         """16-byte chunks of a staged row."""
@@ -129,7 +126,7 @@ class TileConfig:
 # Tiles in order of preference: at equal cost the first is taken.
 TILES = (
     TileConfig(m_blocks=2, n_blocks=1, n_block=160, a_stages=2, b_stages=3),
-    TileConfig(m_blocks=1, n_blocks=2, n_block=160, a_stages=3, b_stages=4),
+    TileConfig(m_blocks=1, n_blocks=2, n_block=160, a_stages=2, b_stages=5),
     TileConfig(m_blocks=2, n_blocks=1, n_block=128, a_stages=2, b_stages=5),
 )
 
@@ -157,11 +154,9 @@ def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multi
     tiles = grid.n * grid.out_t * math.ceil(grid.frame_rows / tile.tile_m) * (spec.co // tile.tile_n)
     waves = math.ceil(tiles / resident_clusters(split, multiprocessors))
     skipped = sum(max(spec.leading_zero_frames - t, 0) for t in range(grid.out_t)) / (3 * grid.out_t)
-    steps = TAP_ROWS * spec.w_taps * sum(spec.chunk_steps) * (1 - skipped)
-    # A wgmma of 64 x n x 16 takes n / 2 cycles.
-    step_cycles = CONSUMERS * tile.m_blocks * tile.n_blocks * tile.n_block / 2
+    cycles = TAP_ROWS * spec.tap_row_units * tile.unit_cycles(spec) * (1 - skipped)
     exchange = SPLIT_OVERHEAD * math.log2(split)
-    return waves * (steps * step_cycles / split + TILE_OVERHEAD + exchange) + EPILOGUE_TAIL
+    return waves * (cycles / split + TILE_OVERHEAD + exchange) + EPILOGUE_TAIL
 
 
 def choose(
