@@ -319,8 +319,8 @@ def subject(kernel: str) -> Subject:
 
 def cudnn_convolution() -> Subject:
     """cuDNN's convolution, whose loads and stores go through im2col maps."""
-    input, weight = small_integers((1, 3, 8, 9, 160)), pack_conv3d_weight(small_integers((160, 160, 3, 3, 3), -1, 2))
-    output, expected = (torch.full((1, 1, 6, 7, 160), torch.nan, dtype=torch.bfloat16) for _ in range(2))
+    input, weight = small_integers((1, 3, 14, 16, 160)), pack_conv3d_weight(small_integers((160, 160, 3, 3, 3), -1, 2))
+    output, expected = (torch.full((1, 1, 12, 14, 160), torch.nan, dtype=torch.bfloat16) for _ in range(2))
     reference.conv3d_raw(input, weight, expected)
     return Subject(peers.cudnn_conv3d("raw", input, weight, output), output, expected)
 
