@@ -143,6 +143,8 @@ def test_tiled_loads_and_stores(shape: tuple[int, ...], box: tuple[int, ...], pl
         dense = m.load(coords)
         assert np.array_equal(elements(dense, *box[::-1]), wanted)
         assert m.bytes_in_bounds(coords) == 2 * np.count_nonzero(wanted)
+        if wanted.any():
+            assert np.array_equal(m.rows_in_bounds(coords), wanted.any(axis=-1).ravel())
         x[...] = 0
         m.store(coords, dense)
         restored = box_by_loop(x, coords, box, (1,) * len(box))
@@ -159,6 +161,7 @@ def test_element_strides_skip_rows(steps: tuple[int, int], coords: tuple[int, in
     count = -(-10 // steps[1])
     assert m.box_bytes == 2 * 16 * count
     wanted = box_by_loop(x, coords, (16, count), steps)
+    assert np.array_equal(m.rows_in_bounds(coords), wanted.any(axis=1))
     assert np.array_equal(elements(m.load(coords), count, 16), wanted)
     assert m.bytes_in_bounds(coords) == 2 * np.count_nonzero(wanted)
 
@@ -308,6 +311,7 @@ def test_im2col_loads(shape: tuple[int, ...], lower: Any, upper: Any, steps: tup
             wanted = im2col_by_loop(x, window, coords, offsets, steps)
             assert np.array_equal(elements(m.load(coords, offsets), 37, 8), wanted)
             assert m.bytes_in_bounds(coords, offsets) == 2 * np.count_nonzero(wanted)
+            assert np.array_equal(m.rows_in_bounds(coords, offsets), wanted.any(axis=1))
 
 
 def test_a_convolution_through_im2col() -> None:

@@ -141,6 +141,15 @@ def test_a_warp_reaches_its_own_lanes_only() -> None:
         wide.region(join_address(0, COLUMNS), 0)
 
 
+def test_relative_lanes_count_from_the_quarter_of_the_warp() -> None:
+    cells = access("32x32b", 2)
+    for lane in (0, 32, 64, 96):
+        registers = cells.to_registers(NUMBERED[cells.region(join_address(lane, 5), 3, relative=True)])
+        assert registers[1].tolist() == [join_address(96 + t, 6) for t in range(32)]
+    with pytest.raises(TensorMemoryMisuse):
+        cells.region(join_address(16, 5), 3, relative=True)
+
+
 def test_half_split_belongs_to_one_shape() -> None:
     with pytest.raises(UnsupportedInstruction):
         access("32x32b", 4, half_split=8)

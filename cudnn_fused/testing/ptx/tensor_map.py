@@ -225,8 +225,7 @@ class TensorMap:
             object.__setattr__(self, "element_strides", (1,) * len(self.extents))
         _validate(self)
 
-    # -- constructors
-    # ---------------------------------------------------------------------------------------------------
+    # Constructors.
 
     @classmethod
     def from_tiled(
@@ -316,8 +315,7 @@ class TensorMap:
             **options,
         )
 
-    # -- sizes
-    # ------------------------------------------------------------------------------------------------------------
+    # Sizes.
 
     @property
     def rank(self) -> int:
@@ -348,8 +346,15 @@ class TensorMap:
         start, stop = self._channel_bounds(coords[0])
         return int(valid.sum()) * (stop - start) * self.data_type.nbytes
 
-    # -- copies
-    # -----------------------------------------------------------------------------------------------------------
+    def rows_in_bounds(self, coords: Sequence[int], offsets: Sequence[int] = ()) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """For every dense row (dimension 0, or an im2col pixel) whether its outer coordinates lie in the tensor."""
+        if self.window is not None:
+            return self._pixels(coords, offsets)[1]
+        inside = np.zeros(self._shape[:0:-1], bool)
+        inside[tuple(slice(*bound) for bound in self._bounds(coords)[:0:-1])] = True
+        return inside.reshape(-1)
+
+    # Copies.
 
     def load(self, coords: Sequence[int], offsets: Sequence[int] = ()) -> Bytes:
         """The dense box at ``coords`` (dimension 0 first), elements outside the tensor filled.
@@ -392,8 +397,7 @@ class TensorMap:
             target = self._view(coords, bounds)
             target[...] = combine(target, rows[self._inside(bounds)])
 
-    # -- tiled
-    # ------------------------------------------------------------------------------------------------------------
+    # Tiled.
 
     def _check_coords(self, coords: Sequence[int], offsets: Sequence[int]) -> None:
         if len(coords) != self.rank:
@@ -441,8 +445,7 @@ class TensorMap:
             return np.zeros(self.box_bytes, np.uint8)
         return np.frombuffer(_NAN_PATTERNS[self.data_type] * (self.box_bytes // self.data_type.nbytes), np.uint8).copy()
 
-    # -- im2col
-    # -----------------------------------------------------------------------------------------------------------
+    # im2col.
 
     def _channel_bounds(self, channel: int) -> tuple[int, int]:
         start = min(max(0, -channel), self._shape[0])

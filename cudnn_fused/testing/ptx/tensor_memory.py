@@ -94,8 +94,11 @@ class Access:
         """Columns from the address on."""
         return int(self.columns.max()) + 1 + int(self.packed)
 
-    def region(self, address: int, warp: int) -> Region:
+    def region(self, address: int, warp: int, *, relative: bool = False) -> Region:
         """The cells of an access by warp ``warp`` (its number in the CTA).
+
+        By the ISA a warp that names a lane of another quarter is undefined, and reported. ``relative`` takes the lane
+        modulo 32 within the warp's own quarter instead: cuDNN's forward convolution over pairs of 64 rows relies on it.
 
         Raises:
             TensorMemoryMisuse: lanes that this warp cannot reach, or that are not aligned to the shape.
@@ -103,6 +106,8 @@ class Access:
         """
         lane, column = split_address(address)
         quarter = warp % (LANES // WARP) * WARP
+        if relative:
+            lane = quarter + lane % WARP
         if not quarter <= lane <= quarter + WARP - self.lane_span or lane % self.lane_span:
             raise TensorMemoryMisuse(
                 f"warp {warp} reaches lanes {quarter} to {quarter + WARP - 1}, not {self.lane_span} from {lane} on"
