@@ -324,6 +324,8 @@ def test_unknown_forms_are_refused() -> None:
         lambda: numerics.cvt(one, "f32", "f32", "rn", relu=True),
         lambda: numerics.tanh_approx(one, "f64"),
         lambda: numerics.div_full(one, one, "f16"),
+        lambda: numerics.rsqrt_approx(one.astype(np.float64), "f64"),
+        lambda: numerics.rcp_approx(one.astype(np.float64)),
     ):
         with pytest.raises(UnsupportedInstruction):
             call()

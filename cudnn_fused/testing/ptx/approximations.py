@@ -111,8 +111,16 @@ def _approximate(
 
 
 def _operand(x: Array, ftz: bool) -> tuple[Array, Array]:
-    x = flush_f32(x) if ftz else np.asarray(x, np.float32)
+    x = np.asarray(x)
+    if x.dtype != np.float32:
+        raise UnsupportedInstruction(f"an .approx function of {x.dtype} is not modelled")
+    x = flush_f32(x) if ftz else x
     return x, x.astype(np.float64)
+
+
+def _check_f32(name: str, dtype: str) -> None:
+    if dtype != "f32":
+        raise UnsupportedInstruction(f"{name} is not modelled on {dtype!r}")
 
 
 def _half(
@@ -174,8 +182,9 @@ def rcp_approx(a: Array, *, ftz: bool = False) -> Array:
 
 
 @quiet
-def rsqrt_approx(a: Array, *, ftz: bool = False) -> Array:
+def rsqrt_approx(a: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
     """``rsqrt.approx{.ftz}.f32``: relative error 2**-22.9; negative operands give NaN, -0 gives -inf."""
+    _check_f32("rsqrt.approx", dtype)
     x, wide = _operand(a, ftz)
     return _approximate("rsqrt", x, 1.0 / np.sqrt(wide), RSQRT_BOUND, ftz=ftz)
 
@@ -211,11 +220,6 @@ def _quotient(name: str, a: Array, b: Array, ftz: bool) -> Array:
     exact = a.astype(np.float64) / b.astype(np.float64)
     key = a.view(np.uint32) ^ (b.view(np.uint32) * np.uint32(0x85EBCA6B))
     return _approximate(name, key, exact, DIV_BOUND, ftz=ftz)
-
-
-def _check_f32(name: str, dtype: str) -> None:
-    if dtype != "f32":
-        raise UnsupportedInstruction(f"{name} is not defined on {dtype!r}")
 
 
 @quiet

@@ -36,6 +36,7 @@ MAX_STRIDE = 2**40
 MAX_CHANNELS_PER_PIXEL = 256
 MAX_PIXELS_PER_COLUMN = 1024
 SWIZZLE_PERIOD_BYTES = 1024
+REMEMBERED_COLUMNS = 256
 SWIZZLE_LINE_BYTES = 128
 # A corner has 16, 8 or 5 bits signed for one, two or three spatial dimensions, an instruction's offset as many
 # unsigned.
@@ -188,6 +189,20 @@ class Im2colWindow:
     upper: tuple[int, ...]
     channels_per_pixel: int
     pixels_per_column: int
+
+
+_Walk = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]
+_Column = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+
+
+def _remember(cache: dict[Any, Any], key: Any, value: Any) -> Any:
+    """Keep what neighbouring copies ask for again: other channels and other taps of the same pixels."""
+    if len(cache) >= REMEMBERED_COLUMNS:
+        cache.clear()
+    for array in value:
+        array.flags.writeable = False
+    cache[key] = value
+    return value
 
 
 @dataclass(frozen=True)
@@ -451,27 +466,42 @@ class TensorMap:
         start = min(max(0, -channel), self._shape[0])
         return start, min(max(start, self.extents[0] - channel), self._shape[0])
 
-    def _pixels(
-        self, coords: Sequence[int], offsets: Sequence[int]
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    @cached_property
+    def _walks(self) -> dict[tuple[int, ...], _Walk]:
+        return {}
+
+    @cached_property
+    def _columns(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], _Column]:
+        return {}
+
+    def _pixels(self, coords: Sequence[int], offsets: Sequence[int]) -> _Column:
         """Byte offset of every pixel of the column (channel 0), and which pixels lie inside the tensor."""
-        window, spatial = self.window, self.rank - 2
-        assert window is not None
+        key = tuple(coords[1:]), tuple(offsets)
+        if len(coords) == self.rank and key in self._columns:
+            return self._columns[key]
         self._check_im2col(coords, offsets)
+        base, address, valid = self._walk(key[0])
+        for pixel, offset, extent in zip(base, offsets, self.extents[1:], strict=False):
+            valid = valid & ((pixel + offset).view(np.uint64) < extent)  # a negative pixel is a huge one
+        shift = sum(offset * stride for offset, stride in zip(offsets, self.strides, strict=False))
+        return _remember(self._columns, key, (address + shift, valid))
+
+    def _walk(self, start: tuple[int, ...]) -> _Walk:
+        """Base pixels from ``start`` on (``[spatial, pixels]``), their byte offsets, and whether their image exists."""
+        window = self.window
+        assert window is not None
+        if start in self._walks:
+            return self._walks[start]
         position = np.arange(window.pixels_per_column)
-        address = np.zeros(window.pixels_per_column, np.int64)
-        valid = np.ones(window.pixels_per_column, bool)
-        for i in range(spatial):
-            step, extent = self.element_strides[i + 1], self.extents[i + 1]
-            count = self._base_positions(i)
-            position = position + (coords[i + 1] - window.lower[i]) // step
-            position, within = np.divmod(position, count)
-            pixel = window.lower[i] + within * step + offsets[i]
-            address += pixel * self.strides[i]
-            valid &= (pixel >= 0) & (pixel < extent)
-        image = coords[-1] + position
-        valid &= (image >= 0) & (image < self.extents[-1])
-        return address + image * self.strides[-1], valid
+        base = np.empty((self.rank - 2, window.pixels_per_column), np.int64)
+        for i in range(self.rank - 2):
+            step = self.element_strides[i + 1]
+            position = position + (start[i] - window.lower[i]) // step
+            position, within = np.divmod(position, self._base_positions(i))
+            base[i] = window.lower[i] + within * step
+        image = start[-1] + position
+        address = np.array(self.strides[:-1]) @ base + image * self.strides[-1]
+        return _remember(self._walks, start, (base, address, (image >= 0) & (image < self.extents[-1])))
 
     def _base_positions(self, i: int) -> int:
         """How many base pixels spatial dimension ``i`` has."""
