@@ -101,6 +101,11 @@ class Quotient:
         # An infinite divisor has no error term (the formula gives NaN): v/inf is 0, and NaN for an infinite v.
         return cls(high, _finite_or_zero(low, divisor))
 
+    @classmethod
+    def by_norm(cls, squares: Float32) -> Quotient:
+        """The division by the root of a sum of squares, or by the least norm."""
+        return cls.by(_scalar("max.NaN.f32", _scalar("sqrt.rn.f32", squares), Float32(MIN_NORM)))
+
     def of(self, value: Float32) -> Float32:
         return _scalar("fma.rn.f32", value, self.high, _scalar("mul.rn.f32", value, self.low))
 
@@ -111,12 +116,6 @@ def _finite_or_zero(value: Float32, guard: Float32) -> Float32:
         write_only_types=[Float32],
         read_only_args=[value, guard],
     )
-
-
-def denominator(value: Sequence[Int32], reduce: Reduce) -> Float32:
-    """What the channels of a pixel are divided by; ``value`` and ``reduce`` together run over all of them."""
-    norm = _scalar("sqrt.rn.f32", reduce(sum_of_squares(value)))
-    return _scalar("max.NaN.f32", norm, Float32(MIN_NORM))
 
 
 def normalize(value: Sequence[Int32], quotient: Quotient, channels: int) -> Fragment:
@@ -172,7 +171,7 @@ class PostOps:
 
     def quotient(self, value: Fragment, reduce: Reduce) -> Quotient | None:
         """The division that normalizes, from all channels of a lane; None where no norm follows."""
-        return Quotient.by(denominator(value, reduce)) if self.norm else None
+        return Quotient.by_norm(reduce(sum_of_squares(value))) if self.norm else None
 
     def activated(self, value: Fragment, quotient: Quotient | None, gamma: Callable[[], Fragment]) -> Fragment:
         """What is stored as the output, for any part of the channels."""

@@ -1,0 +1,504 @@
+"""Valid 3x3x3 convolution with fused post-operations for Blackwell (SM100, SM103).
+
+Two CTAs on neighbouring multiprocessors form a *pair*, which multiplies as one: a tile has 256 rows, of which each CTA
+loads 128, and each CTA loads half of the weights. One thread of the first CTA, the leader, issues all products of the
+pair. The sums stand in tensor memory, 128 rows in each CTA, in a ring of *accumulators* of one block of output channels
+each, which the epilogue drains before it does anything else. All blocks of a tile are computed from one load of the
+activations.
+
+A CTA is seven warps: four of the epilogue, in which a thread owns a row, so that a norm needs no other thread; one that
+multiplies; one that loads activations and one that loads weights, each through a ring of stages.
+
+The rows of a tile are consecutive rows of one output frame on the padded linear grid (:mod:`.padded_grid`): a stage of
+activations is ``128 + 2`` consecutive pixels, read three times at a distance of one pixel for the taps along W. The
+swizzle of a tile is a function of absolute shared-memory addresses, so a descriptor may start at any pixel row. Should
+an architecture see that differently, ``TileConfig.shared_taps`` turns it off: then each tap has a stage of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64
+from cutlass.experimental import cuda
+from cutlass.experimental import primitives as prims
+
+from cudnn_fused.kernels import postops
+from cudnn_fused.kernels.conv3d_spec import (
+    DESCRIPTOR_UNIT,
+    ELEMENT_BYTES,
+    K_CHUNK,
+    K_STEP,
+    ROW_BYTES,
+    SWIZZLE_BYTES,
+    Conv3dSpec,
+)
+from cudnn_fused.kernels.device import CHUNK_CHANNELS, SHARED, WARP, Cursor, divide, wait
+from cudnn_fused.kernels.padded_grid import HALO, TAPS, PaddedGrid
+from cudnn_fused.kernels.rows import Row, Tensors
+from cudnn_fused.kernels.schedule import TileOrder
+from cudnn_fused.kernels.tiling_sm100 import CTA_ROWS, PAIR, TILE_M, TMEM_COLUMNS, TileConfig
+
+EPILOGUE_WARPS = CTA_ROWS // WARP
+BOTH = prims.CTAGroup.CTA_2
+TMEM = 6  # the address space of tensor memory, whose addresses are lane << 16 | column
+TMEM_LANE = 1 << 16
+PART = 32  # channels of one step of the epilogue
+UNUSED_OFFSET = 16  # leading offset of a descriptor of swizzled rows
+
+
+class Role(enum.IntEnum):
+    """Warps of a CTA: those of the epilogue come first, since the lanes that a warp can drain go by its number."""
+
+    ALLOCATOR = 0  # of the epilogue
+    MULTIPLIER = EPILOGUE_WARPS
+    ACTIVATIONS = EPILOGUE_WARPS + 1
+    WEIGHTS = EPILOGUE_WARPS + 2
+
+
+THREADS = (Role.WEIGHTS + 1) * WARP
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The shared memory of a CTA. Of the ``full`` barriers and ``acc_empty``, only the leader's are used."""
+
+    a_full: cutlass.Array
+    a_empty: cutlass.Array
+    b_full: cutlass.Array
+    b_empty: cutlass.Array
+    acc_full: cutlass.Array
+    acc_empty: cutlass.Array
+    tmem: cutlass.Array  # where tensor memory was allocated
+    a: cutlass.Array
+    b: cutlass.Array
+
+    @classmethod
+    def allocate(cls, spec: Conv3dSpec, config: TileConfig) -> Shared:
+        def barriers(count: int) -> cutlass.Array:
+            return cutlass.Array(Int64, count, space=SHARED, alignment=8)
+
+        def tile(size: int) -> cutlass.Array:
+            return cutlass.Array(cutlass.Int8, size, space=SHARED, alignment=SWIZZLE_BYTES)
+
+        return cls(
+            a=tile(config.a_stages * config.a_stage_bytes(spec)),
+            b=tile(config.b_stages * config.b_stage_bytes),
+            a_full=barriers(config.a_stages),
+            a_empty=barriers(config.a_stages),
+            b_full=barriers(config.b_stages),
+            b_empty=barriers(config.b_stages),
+            acc_full=barriers(config.accumulators),
+            acc_empty=barriers(config.accumulators),
+            tmem=cutlass.Array(Int32, 1, space=SHARED),
+        )
+
+    def initialize(self) -> None:
+        """Set the arrival counts; one thread."""
+        counts = (
+            (self.a_full, 1),
+            (self.a_empty, 1),
+            (self.b_full, 1),
+            (self.b_empty, 1),
+            (self.acc_full, 1),
+            (self.acc_empty, PAIR * EPILOGUE_WARPS),
+        )
+        for barriers, count in counts:
+            for index in range(barriers.shape[0]):
+                prims.mbarrier_init(barriers.subview(index), count)
+
+
+class Conv3dSm100:
+    """The kernel of one operation and tile; N, T, H and W are run-time values."""
+
+    def __init__(self, spec: Conv3dSpec, config: TileConfig) -> None:
+        problem = config.problem(spec)
+        if problem:
+            raise ValueError(f"{config} cannot serve {spec}: {problem}")
+        self.spec, self.config = spec, config
+        self.order = TileOrder(spec, TILE_M, config.tile_n)
+
+    # --- host ------------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def __call__(
+        self,
+        input: Int64,
+        weight: Int64,
+        bias: Int64,
+        gamma: Int64,
+        residual: Int64,
+        residual_bias: Int64,
+        previous: Int64,
+        output: Int64,
+        cache_output: Int64,
+        residual_output: Int64,
+        n: Int32,
+        t: Int32,
+        h: Int32,
+        w: Int32,
+        pairs: Int32,
+        stream,
+    ):
+        """Launch. Tensors are device addresses, 0 for those that the operation does not use."""
+        spec, config = self.spec, self.config
+        # A long pixel of joined taps begins at every pixel but the last two.
+        rows = n * t * h * w - (HALO if spec.joins_w_taps else 0)
+        a_map = cuda.create_tensor_map_tiled(
+            global_address=input,
+            dtype=BFloat16,
+            global_dims=(spec.gemm_channels, rows),
+            global_strides=(spec.ci * ELEMENT_BYTES // DESCRIPTOR_UNIT,),
+            box_dims=(K_CHUNK, config.a_rows(spec)),
+            swizzle=cuda.TensorMapSwizzle.s128b,
+        )
+        b_map = cuda.create_tensor_map_tiled(
+            global_address=weight,
+            dtype=BFloat16,
+            global_dims=(spec.gemm_channels, spec.taps, spec.co),
+            global_strides=(
+                spec.weight_tap * ELEMENT_BYTES // DESCRIPTOR_UNIT,
+                spec.weight_row * ELEMENT_BYTES // DESCRIPTOR_UNIT,
+            ),
+            box_dims=(K_CHUNK, 1, config.b_rows),
+            swizzle=cuda.TensorMapSwizzle.s128b,
+        )
+        self.kernel(
+            a_map,
+            b_map,
+            bias,
+            gamma,
+            residual,
+            residual_bias,
+            previous,
+            output,
+            cache_output,
+            residual_output,
+            n,
+            t,
+            h,
+            w,
+        ).launch(
+            grid=(PAIR * pairs, 1, 1),
+            block=(THREADS, 1, 1),
+            cluster=(PAIR, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    # --- device ----------------------------------------------------------------------------------------------------
+
+    @cute.kernel
+    def kernel(
+        self,
+        a_map: cutlass.GridConstant[cuda.TensorMap],
+        b_map: cutlass.GridConstant[cuda.TensorMap],
+        bias: Int64,
+        gamma: Int64,
+        residual: Int64,
+        residual_bias: Int64,
+        previous: Int64,
+        output: Int64,
+        cache_output: Int64,
+        residual_output: Int64,
+        n: Int32,
+        t: Int32,
+        h: Int32,
+        w: Int32,
+    ):
+        grid = PaddedGrid(n, t, h, w)
+        shared = Shared.allocate(self.spec, self.config)
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == Role.MULTIPLIER and prims.elect_sync():
+            shared.initialize()
+        if warp == Role.ALLOCATOR:
+            prims.tcgen05_alloc(shared.tmem, TMEM_COLUMNS, group=BOTH)
+            prims.tcgen05_relinquish_alloc_permit(group=BOTH)
+        prims.fence_mbarrier_init()
+        prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
+        prims.barrier_cluster_arrive()
+        prims.barrier_cluster_wait()
+        prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
+        tmem = shared.tmem.load()
+
+        if warp == Role.ACTIVATIONS:
+            self.load_activations(shared, a_map, grid)
+        elif warp == Role.WEIGHTS:
+            self.load_weights(shared, b_map, grid)
+        elif warp == Role.MULTIPLIER:
+            self.multiply(shared, grid, tmem)
+        else:
+            tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
+            self.finish_rows(shared, grid, tmem, warp, tensors)
+        # Neither CTA may go while the other multiplies with its shared memory or signals its barriers.
+        prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
+        prims.barrier_cluster_arrive()
+        prims.barrier_cluster_wait()
+        if warp == Role.ALLOCATOR:
+            prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
+            prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Float32), TMEM_COLUMNS, group=BOTH)
+
+    def pair(self) -> tuple[Int32, Int32, Int32]:
+        """This CTA's rank in its pair, the pair's number, and the number of pairs."""
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        return rank, cute.arch.block_idx()[0] // PAIR, cute.arch.grid_dim()[0] // PAIR
+
+    # --- loading -----------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def load(self, shared_tile, tensor_map, coordinates, full, box_bytes: cutlass.Constexpr[int], rank: Int32):
+        """One box into this CTA's shared memory. The leader's barrier waits for the boxes of both CTAs."""
+        if rank == 0:
+            prims.mbarrier_arrive_expect_tx(full, PAIR * box_bytes)
+        prims.cp_async_bulk_tensor_shared_cluster_global(
+            shared_tile, tensor_map.get_ptr(), coordinates, full, [], group=BOTH
+        )
+
+    @cute.jit
+    def load_activations(self, shared: Shared, a_map, grid: PaddedGrid):
+        """One thread: for every unit of every tile, the pixels under this CTA's rows and their halo."""
+        config, spec = self.config, self.spec
+        rank, tile, step = self.pair()
+        if prims.elect_sync():
+            tiles = self.order.count(grid)
+            stage = Cursor.writing(config.a_stages)
+            while tile < tiles:
+                place = self.order.place(tile, grid, Int32(0), Int32(1))
+                origin = grid.window(place.n, place.t) + place.row + rank * CTA_ROWS
+                unit = place.first_unit
+                while unit < place.end_unit:
+                    tap_row = unit // spec.tap_row_units
+                    pixel = origin + grid.tap_shift(tap_row // TAPS, tap_row % TAPS)
+                    first_channel = (unit % spec.tap_row_units) * K_CHUNK
+                    for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+                        for tap in cutlass.range_constexpr(config.a_loads(spec)):
+                            wait(shared.a_empty.subview(stage.index), stage.phase)
+                            self.load(
+                                shared.a.subview(stage.index * config.a_stage_bytes(spec)),
+                                a_map,
+                                (first_channel + chunk * K_CHUNK, pixel + tap),
+                                shared.a_full.subview(stage.index),
+                                config.a_rows(spec) * ROW_BYTES,
+                                rank,
+                            )
+                            stage.advance()
+                    unit += 1
+                tile += step
+            self.wait_until_unused(shared.a_empty, stage)
+
+    @cute.jit
+    def load_weights(self, shared: Shared, b_map, grid: PaddedGrid):
+        """One thread: for every chunk of every unit, a stage per tap along W and block, with this CTA's half of it."""
+        config, spec = self.config, self.spec
+        rank, tile, step = self.pair()
+        if prims.elect_sync():
+            tiles = self.order.count(grid)
+            stage = Cursor.writing(config.b_stages)
+            while tile < tiles:
+                place = self.order.place(tile, grid, Int32(0), Int32(1))
+                unit = place.first_unit
+                while unit < place.end_unit:
+                    first_tap = (unit // spec.tap_row_units) * spec.w_taps
+                    first_channel = (unit % spec.tap_row_units) * K_CHUNK
+                    for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+                        for s in cutlass.range_constexpr(spec.w_taps):
+                            for n in cutlass.range_constexpr(config.n_blocks):
+                                wait(shared.b_empty.subview(stage.index), stage.phase)
+                                self.load(
+                                    shared.b.subview(stage.index * config.b_stage_bytes),
+                                    b_map,
+                                    (
+                                        first_channel + chunk * K_CHUNK,
+                                        first_tap + s,
+                                        place.channel + n * config.n_block + rank * config.b_rows,
+                                    ),
+                                    shared.b_full.subview(stage.index),
+                                    config.b_stage_bytes,
+                                    rank,
+                                )
+                                stage.advance()
+                    unit += 1
+                tile += step
+            self.wait_until_unused(shared.b_empty, stage)
+
+    @cute.jit
+    def wait_until_unused(self, empty: cutlass.Array, stage: Cursor):
+        """Wait for the last arrivals, which come from the leader: it must not signal a CTA that has gone."""
+        for _ in cutlass.range_constexpr(empty.shape[0]):
+            wait(empty.subview(stage.index), stage.phase)
+            stage.advance()
+
+    # --- multiplying -------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def multiply(self, shared: Shared, grid: PaddedGrid, tmem: Int32):
+        """One thread of the leader: all products of the pair."""
+        config, spec = self.config, self.spec
+        rank, tile, step = self.pair()
+        if rank == 0 and prims.elect_sync():
+            tiles = self.order.count(grid)
+            a, b = Cursor.reading(config.a_stages), Cursor.reading(config.b_stages)
+            accumulator = Cursor.writing(config.accumulators)
+            instruction = prims.Tcgen05InstrDesc.build(
+                a_dtype=BFloat16, b_dtype=BFloat16, c_dtype=Float32, m_dim=TILE_M, n_dim=config.n_block
+            )
+            a_base, b_base = self.descriptor(shared.a), self.descriptor(shared.b)
+            loads = config.a_loads(spec)
+            while tile < tiles:
+                place = self.order.place(tile, grid, Int32(0), Int32(1))
+                blocks = []
+                for _ in cutlass.range_constexpr(config.n_blocks):
+                    blocks.append((accumulator.index, accumulator.phase))
+                    accumulator.advance()
+                unit = place.first_unit
+                while unit < place.end_unit:
+                    started = unit > place.first_unit
+                    for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+                        for load in cutlass.range_constexpr(loads):
+                            wait(shared.a_full.subview(a.index), a.phase)
+                            for s in cutlass.range_constexpr(spec.w_taps // loads):
+                                first = chunk == 0 and load == 0 and s == 0
+                                for n in cutlass.range_constexpr(config.n_blocks):
+                                    index, phase = blocks[n]
+                                    if cutlass.const_expr(first):  # noqa: SIM102 (the next one is for the device)
+                                        if unit == place.first_unit:
+                                            wait(shared.acc_empty.subview(index), phase)
+                                    wait(shared.b_full.subview(b.index), b.phase)
+                                    prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
+                                    sums = prims.make_tmem_ptr(tmem + index * config.n_block, Float32)
+                                    a_stage = a.index * config.a_stage_bytes(spec) + s * ROW_BYTES
+                                    b_stage = b.index * config.b_stage_bytes
+                                    for k in cutlass.range_constexpr(spec.unit_steps[chunk]):
+                                        channels = k * K_STEP * ELEMENT_BYTES
+                                        prims.tcgen05_mma(
+                                            prims.Tcgen05MMAKind.F16,
+                                            BOTH,
+                                            sums,
+                                            self.moved(a_base, a_stage + channels),
+                                            self.moved(b_base, b_stage + channels),
+                                            instruction,
+                                            started if first and k == 0 else Boolean(True),
+                                        )
+                                    self.signal(shared.b_empty.subview(b.index))
+                                    b.advance()
+                            self.signal(shared.a_empty.subview(a.index))
+                            a.advance()
+                    unit += 1
+                for n in cutlass.range_constexpr(config.n_blocks):
+                    self.signal(shared.acc_full.subview(blocks[n][0]))
+                tile += step
+
+    def descriptor(self, tile: cutlass.Array) -> Int64:
+        """Of rows of 128 bytes that are swizzled in groups of eight."""
+        return prims.Tcgen05SmemDesc.build(
+            tile,
+            leading_byte_offset=UNUSED_OFFSET,
+            stride_byte_offset=SWIZZLE_BYTES,
+            layout=prims.Tcgen05SmemSwizzle.SWIZZLE_128B,
+        )
+
+    def moved(self, descriptor: Int64, offset: Int32) -> Int64:
+        """Shared memory ends before the address field does, so adding to it never carries out of the field."""
+        return descriptor + Int64(offset // DESCRIPTOR_UNIT)
+
+    def signal(self, barrier) -> None:
+        """Arrive on this barrier of both CTAs when all products so far are done."""
+        prims.tcgen05_commit(barrier, multicast_mask=Int32((1 << PAIR) - 1), group=BOTH)
+
+    # --- epilogue ----------------------------------------------------------------------------------------------------
+
+    @cute.jit
+    def finish_rows(self, shared: Shared, grid: PaddedGrid, tmem: Int32, warp: Int32, tensors: Tensors):
+        """The epilogue: fill what no row falls on while the first tile is computed, then finish a row per thread.
+
+        A thread first moves its row out of the accumulators, so that they are free for the next tile, rounded to BF16
+        into columns of tensor memory that are its own. From there it takes a block of channels at a time, twice if
+        there is a norm.
+        """
+        config = self.config
+        rank, tile, step = self.pair()
+        tiles = self.order.count(grid)
+        thread = cute.arch.thread_idx()[0]
+        self.fill(grid, thread, tensors)
+        accumulator = Cursor.reading(config.accumulators)
+        lanes = tmem + warp * (WARP * TMEM_LANE)
+        staged = lanes + config.accumulators * config.n_block
+        while tile < tiles:
+            place = self.order.place(tile, grid, Int32(0), Int32(1))
+            ho, wo = divide(place.row + rank * CTA_ROWS + thread, grid.w)
+            row = Row.at(grid, place.n, place.t, ho, wo)
+            for block in cutlass.range(config.n_blocks, unroll=1):
+                wait(shared.acc_full.subview(accumulator.index), accumulator.phase)
+                prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
+                self.stage(lanes + accumulator.index * config.n_block, staged + block * config.staged_columns)
+                prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
+                if prims.elect_sync():
+                    empty = shared.acc_empty.subview(accumulator.index)
+                    prims.mbarrier_arrive(prims.mapa(empty, Int32(0)), count=1, scope=prims.MemScope.CLUSTER)
+                accumulator.advance()
+            prims.tcgen05_wait(prims.Tcgen05Wait.STORE)
+            if cutlass.const_expr(self.spec.finish.post.norm):
+                self.finish_normalized(staged, row, place.channel, tensors)
+            else:
+                self.finish_plain(staged, row, place.channel, tensors)
+            tile += step
+
+    def stage(self, block: Int32, staged: Int32) -> None:
+        """Round this thread's row of a block to BF16, two channels to a column."""
+        for first in range(0, self.config.n_block, PART):
+            sums = prims.tcgen05_ld("32x32b", cutlass.inttoptr(block + first, TMEM, Float32), num=PART)
+            prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)
+            self.put_staged(staged, first, [postops.pack(sums[i], sums[i + 1]) for i in range(0, PART, 2)])
+
+    def put_staged(self, staged: Int32, channel: int, fragment: postops.Fragment) -> None:
+        vector = cutlass.Vector.from_elements(tuple(fragment), dtype=Int32)
+        prims.tcgen05_st("32x32b", cutlass.inttoptr(staged + channel // 2, TMEM, Int32), vector)
+
+    def get_staged(self, staged: Int32, channel: int) -> postops.Fragment:
+        values = prims.tcgen05_ld("32x32b", cutlass.inttoptr(staged + channel // 2, TMEM, Int32), num=PART // 2)
+        prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)
+        return [values[index] for index in range(PART // 2)]
+
+    @cute.jit
+    def finish_plain(self, staged: Int32, row: Row, channel: Int32, tensors: Tensors):
+        """Bias and residual, where there are any, of this thread's row."""
+        config, finish = self.config, self.spec.finish
+        for block in cutlass.range(config.n_blocks, unroll=1):
+            columns, first = staged + block * config.staged_columns, channel + block * config.n_block
+            for part in cutlass.range_constexpr(0, config.n_block, PART):
+                value = finish.value(self.get_staged(columns, part), row, first + part, 1, tensors)
+                finish.put_result(value, None, row, first + part, 1, tensors)
+
+    @cute.jit
+    def finish_normalized(self, staged: Int32, row: Row, channel: Int32, tensors: Tensors):
+        """The same, then the norm over the row and what follows it."""
+        config, finish = self.config, self.spec.finish
+        squares = Float32(0.0)
+        for block in cutlass.range(config.n_blocks, unroll=1):
+            columns, first = staged + block * config.staged_columns, channel + block * config.n_block
+            for part in cutlass.range_constexpr(0, config.n_block, PART):
+                value = finish.value(self.get_staged(columns, part), row, first + part, 1, tensors)
+                squares = squares + postops.sum_of_squares(value)
+                self.put_staged(columns, part, value)
+        prims.tcgen05_wait(prims.Tcgen05Wait.STORE)
+        quotient = postops.Quotient.by_norm(squares)
+        for block in cutlass.range(config.n_blocks, unroll=1):
+            columns, first = staged + block * config.staged_columns, channel + block * config.n_block
+            for part in cutlass.range_constexpr(0, config.n_block, PART):
+                finish.put_result(self.get_staged(columns, part), quotient, row, first + part, 1, tensors)
+
+    @cute.jit
+    def fill(self, grid: PaddedGrid, thread: Int32, tensors: Tensors):
+        """This CTA's share of the pixels that no row falls on; neighbouring lanes share a pixel."""
+        finish = self.spec.finish
+        row_chunks = self.spec.co // CHUNK_CHANNELS
+        lanes = row_chunks & -row_chunks  # the largest power of two that divides it
+        pixels_at_once = CTA_ROWS // lanes
+        index = cute.arch.block_idx()[0] * pixels_at_once + thread // lanes
+        fillers = finish.filler_pixels(grid)
+        while index < fillers:
+            finish.fill(grid, index, thread % lanes, lanes, tensors)
+            index += cute.arch.grid_dim()[0] * pixels_at_once

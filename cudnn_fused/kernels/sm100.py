@@ -1,0 +1,37 @@
+"""The Blackwell backend: which tile serves a convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
+from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
+from cudnn_fused.kernels.launching import CONV_OPERANDS, Kernels, Machine, compiled
+from cudnn_fused.kernels.padded_grid import PaddedGrid
+from cudnn_fused.kernels.schedule import TileOrder
+from cudnn_fused.kernels.tiling_sm100 import TILE_M, choose, resident_pairs, tiles_for
+from cudnn_fused.targets import SM100
+
+
+class Sm100Kernels(Kernels):
+    """The backend of SM100 and SM103 GPUs. ``shared_taps`` is that of :class:`.tiling_sm100.TileConfig`."""
+
+    target = SM100
+
+    def __init__(self, machine: Machine | None = None, *, shared_taps: bool = True) -> None:
+        super().__init__(machine)
+        self.shared_taps = shared_taps
+
+    def convolution(self, spec: Conv3dSpec, grid: PaddedGrid, machine: Machine) -> tuple[Any, tuple[int, ...]]:
+        """The launcher of a convolution and its arguments behind the addresses.
+
+        All tiles of an operation are compiled together, so that no later shape has to wait for another.
+        """
+        tiles = tiles_for(spec, shared_taps=self.shared_taps)
+        launchers = {
+            tile: compiled(machine.arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=1)
+            for tile in tiles
+        }
+        tile = choose(spec, tiles, grid, machine.multiprocessors)
+        pairs = min(TileOrder(spec, TILE_M, tile.tile_n).count(grid), resident_pairs(machine.multiprocessors))
+        return launchers[tile], (grid.n, grid.t, grid.h, grid.w, pairs)
