@@ -8,6 +8,7 @@ with the frames that the next chunk needs as history.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -96,7 +97,8 @@ class FusedWanEncoder(WanEncoder3d):
             raise ValueError("the fused WAN encoder encodes chunk by chunk: it needs feat_cache and feat_idx")
         self._check_chunk(x)
         history = History(feat_cache, feat_idx)
-        with torch.autocast(x.device.type, enabled=False), Fp32Convolutions():
+        convolutions = Fp32Convolutions() if x.device.type == "cpu" else nullcontext()
+        with torch.autocast(x.device.type, enabled=False), convolutions:
             return self._encode_chunk(x, history)
 
     @property
@@ -268,8 +270,8 @@ class FusedWanEncoder(WanEncoder3d):
     @staticmethod
     def _downsample(conv: nn.Conv2d, sums: Tensor) -> Tensor:
         """The strided 2-D convolution, whose zero padding ``sums`` brings along."""
-        planes = conv(sums.flatten(0, 1).permute(0, 3, 1, 2))
-        return planes.permute(0, 2, 3, 1).unflatten(0, sums.shape[:2]).contiguous()
+        planes = conv(sums.flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return planes.reshape(*sums.shape[:2], *planes.shape[1:]).contiguous()
 
     @staticmethod
     def _downsample_time(conv: WanCausalConv3d, previous: Tensor, frames: Tensor) -> Tensor:

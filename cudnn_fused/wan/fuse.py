@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import MethodType
+from functools import partial
 
 import torch
 from diffusers import AutoencoderKLWan
@@ -37,7 +37,7 @@ def fuse_encoder(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     check_vae(vae)
     vae.encoder._packed = PackedParameters()
     vae.encoder.__class__ = FusedWanEncoder
-    vae._encode = MethodType(_encode, vae)
+    vae._encode = partial(_encode, vae)  # unlike a method, it survives pickling
     return vae
 
 
@@ -68,9 +68,6 @@ def _check_video(vae: AutoencoderKLWan, x: torch.Tensor) -> None:
         raise ValueError(f"a video must be [N, {channels}, T, H, W], got {list(x.shape)}")
     frames, height, width = x.shape[2:]
     if frames % CHUNK_FRAMES != 1:
-        raise ValueError(
-            f"the WAN encoder takes 1 + {CHUNK_FRAMES}k frames (1, 5, 9, ...), got {frames}; the last "
-            f"{(frames - 1) % CHUNK_FRAMES} would be lost"
-        )
+        raise ValueError(f"the WAN encoder takes 1 + {CHUNK_FRAMES}k frames (1, 5, 9, ...), got {frames}")
     if height == 0 or width == 0 or height % factor or width % factor:
         raise ValueError(f"height and width of a video must be positive multiples of {factor}, got {height}x{width}")
