@@ -395,6 +395,7 @@ VALID = {"base": 4096, "data_type": DataType.BFLOAT16, "extents": (64, 30), "str
         {"extents": (64, 2**32 + 1)},
         {"element_strides": (1, 9)},
         {"element_strides": (1, 0)},
+        {"element_strides": (2, 1)},
         {"extents": (8,) * 6, "strides": (16,) * 5, "box": (8,) * 6},
         {"data_type": DataType.UINT16, "fill": Fill.NAN},
         {"data_type": DataType.TFLOAT32},
@@ -433,6 +434,13 @@ def test_im2col_windows_that_are_refused(window: Im2colWindow) -> None:
     TensorMap(**IM2COL_VALID, window=Im2colWindow((-16, -1, -1), (15, 0, 0), 64, 128))
     with pytest.raises(DescriptorError):
         TensorMap(**IM2COL_VALID, window=window)
+
+
+def test_im2col_maps_do_not_step_over_images() -> None:
+    window = Im2colWindow((0, 0, 0), (0, 0, 0), 64, 128)
+    TensorMap(**IM2COL_VALID, window=window, element_strides=(1, 2, 2, 2, 1))
+    with pytest.raises(UnsupportedInstruction):
+        TensorMap(**IM2COL_VALID, window=window, element_strides=(1, 1, 1, 1, 2))
 
 
 @pytest.mark.parametrize("change", [{"interleave": 1}, {"data_type": 99}, {"swizzle": 7}, {"rank": 3}])

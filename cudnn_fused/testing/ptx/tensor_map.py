@@ -36,10 +36,9 @@ MAX_STRIDE = 2**40
 MAX_CHANNELS_PER_PIXEL = 256
 MAX_PIXELS_PER_COLUMN = 1024
 SWIZZLE_PERIOD_BYTES = 1024
-REMEMBERED_COLUMNS = 256
 SWIZZLE_LINE_BYTES = 128
-# A corner has 16, 8 or 5 bits signed for one, two or three spatial dimensions, an instruction's offset as many
-# unsigned.
+REMEMBERED_COLUMNS = 256
+# Bits of a corner, signed, and of an instruction's offset, unsigned, by the rank of the map.
 IM2COL_CORNER_BITS = {3: 16, 4: 8, 5: 5}
 
 
@@ -644,6 +643,7 @@ def _validate(m: TensorMap) -> None:
         all(1 <= s <= MAX_ELEMENT_STRIDE for s in m.element_strides),
         f"element strides {m.element_strides} are outside 1..{MAX_ELEMENT_STRIDE}",
     )
+    _require(m.element_strides[0] == 1, "dimension 0 cannot be traversed in steps")
     _require(m.fill == Fill.ZERO or m.data_type.is_float, "NaN fill needs a floating-point type")
     _validate_box(m) if m.window is None else _validate_window(m, m.window)
     _require(m.row_bytes % CHUNK_BYTES == 0, f"the inner box dimension of {m.row_bytes} bytes is not a multiple of 16")
@@ -661,6 +661,8 @@ def _validate_box(m: TensorMap) -> None:
 def _validate_window(m: TensorMap, window: Im2colWindow) -> None:
     spatial = m.rank - 2
     _require(not m.box, "an im2col map has no box")
+    if m.element_strides[-1] != 1:
+        raise UnsupportedInstruction("an im2col map that steps over images is not modelled")
     _require(
         len(window.lower) == len(window.upper) == spatial,
         f"an im2col map of rank {m.rank} has {spatial} corners a side",
