@@ -13,6 +13,7 @@ from .errors import UnsupportedInstruction
 from .parser import TYPE_BYTES, Address, Instruction, Register, Vector
 from .translate import Blocking, Control, Effect, Modifiers, Pure, Translator, emits
 from .values import LANES, UNSIGNED, Value
+from .vector_operations import VectorOperation
 
 FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64")
 ROUNDINGS = ("rn", "rz", "rm", "rp")
@@ -41,44 +42,33 @@ def _sources(t: Translator, instruction: Instruction, type_name: str, first: int
 _NUMPY_OF = {"f32": np.float32, "f64": np.float64}
 
 
-def float_view(value: Value, type_name: str, bits: int) -> np.ndarray:
-    """A register as the array that `numerics` takes for its type."""
-    array = value if isinstance(value, np.ndarray) else np.array([value], UNSIGNED[bits])
-    return array.view(_NUMPY_OF[type_name]) if type_name in _NUMPY_OF else array
-
-
-def from_float(array: np.ndarray, bits: int) -> Value:
-    """The bits of a result as a register; one element stands for all lanes."""
-    raw = array.view(UNSIGNED[bits])
-    return raw if raw.shape[0] == LANES else int(raw[0])
-
-
-def float_operation(
-    function: Callable[..., np.ndarray], operand_types: tuple[str, ...], result: str
-) -> Callable[..., Value]:
-    """Lifts a function of `numerics` to registers."""
-    shapes = tuple((name, _width(name)) for name in operand_types)
-    bits = _width(result)
-
-    def call(*operands: Value) -> Value:
-        arrays = [float_view(v, name, width) for v, (name, width) in zip(operands, shapes, strict=True)]
-        return from_float(np.ascontiguousarray(function(*arrays)), bits)
-
-    return call
+def float_view(raw: np.ndarray, type_name: str) -> np.ndarray:
+    """The bits of registers as the array that `numerics` takes for their type."""
+    return raw.view(_NUMPY_OF[type_name]) if type_name in _NUMPY_OF else raw
 
 
 @cache
-def _float_function(name: str, operand_types: tuple[str, ...], result: str, options: tuple) -> Callable[..., Value]:
-    return float_operation(partial(getattr(numerics, name), **dict(options)), operand_types, result)
+def float_operation(name: str, operand_types: tuple[str, ...], result: str, options: tuple) -> VectorOperation:
+    """A function of `numerics` as an operation on registers."""
+    function = partial(getattr(numerics, name), **dict(options))
+    raw = UNSIGNED[_width(result)]
+
+    def apply(*operands: np.ndarray) -> tuple[np.ndarray]:
+        views = [float_view(operand, kind) for operand, kind in zip(operands, operand_types, strict=True)]
+        return (np.ascontiguousarray(function(*views)).view(raw),)
+
+    return VectorOperation(apply, tuple(_width(kind) for kind in operand_types))
+
+
+def _vector(t: Translator, i: Instruction, operation: VectorOperation, name: str, sources: list[str]) -> Pure:
+    return Pure(i.operands[:1], f"{t.bind(operation, name)}({', '.join(sources)})", operation, tuple(sources))
 
 
 def _float(t: Translator, i: Instruction, name: str, types: tuple[str, ...], result: str, **options: Any) -> Pure:
-    function = _float_function(name, types, result, tuple(sorted(options.items())))
-    sources = [
-        t.source(operand, "b64" if kind == "f32x2" else kind)
-        for operand, kind in zip(i.operands[1:], types, strict=True)
-    ]
-    return Pure(i.operands[:1], _call(t, function, name, *sources))
+    operation = float_operation(name, types, result, tuple(sorted(options.items())))
+    kinds = ["b64" if kind == "f32x2" else kind for kind in types]
+    sources = [t.source(operand, kind) for operand, kind in zip(i.operands[1:], kinds, strict=True)]
+    return _vector(t, i, operation, name, sources)
 
 
 def _float_type(m: Modifiers) -> str:
@@ -430,7 +420,8 @@ def _float_comparison(name: str, kind: str, ftz: bool) -> Callable[[Value, Value
     bits = _bits(kind)
 
     def wide(value: Value) -> np.ndarray:
-        array = numerics.widen(float_view(value, kind, bits), kind)
+        raw = value if isinstance(value, np.ndarray) else np.array([value], UNSIGNED[bits])
+        array = numerics.widen(float_view(raw, kind), kind)
         return numerics.flush_f32(array) if ftz else array
 
     def compare(a: Value, b: Value) -> Value:
@@ -467,7 +458,7 @@ def _testp(t: Translator, i: Instruction, m: Modifiers) -> Pure:
 @cache
 def _property(name: str, kind: str) -> Callable[[Value], Value]:
     def test(a: Value) -> Value:
-        result = _PROPERTIES[name](float_view(a, kind, _bits(kind)))
+        result = _PROPERTIES[name](float_view(a, kind))
         return result if result.shape[0] == LANES else bool(result[0])
 
     return test
@@ -490,14 +481,34 @@ def _mov(t: Translator, i: Instruction, m: Modifiers) -> Pure:
     if isinstance(source, Vector):
         bits = _bits(kind) // len(source.items)
         parts = "".join(t.source(item, f"b{bits}") + ", " for item in source.items)
-        return Pure((target,), f"{t.bind(values.pack, 'pack')}(({parts}), {bits})")
+        sources = tuple(t.source(item, f"b{bits}") for item in source.items)
+        return Pure((target,), f"{t.bind(values.pack, 'pack')}(({parts}), {bits})", _packing(bits, len(sources)), sources)
     if isinstance(target, Vector):
         count = len(target.items)
         bits = _bits(kind) // count
-        return Pure((target,), f"{t.bind(values.unpack, 'unpack')}({t.source(source, kind)}, {bits}, {count})")
+        text = t.source(source, kind)
+        return Pure((target,), f"{t.bind(values.unpack, 'unpack')}({text}, {bits}, {count})", _unpacking(bits, count), (text,))
     if isinstance(source, Address):
         raise UnsupportedInstruction("mov takes no address in brackets")
     return Pure((target,), t.source(source, kind))
+
+
+@cache
+def _packing(bits: int, count: int) -> VectorOperation:
+    def apply(*parts: np.ndarray) -> tuple[np.ndarray]:
+        joined = np.stack(np.broadcast_arrays(*parts), axis=-1)
+        return (joined.view(UNSIGNED[bits * count])[..., 0],)
+
+    return VectorOperation(apply, (bits,) * count)
+
+
+@cache
+def _unpacking(bits: int, count: int) -> VectorOperation:
+    def apply(joined: np.ndarray) -> tuple[np.ndarray, ...]:
+        parts = np.ascontiguousarray(joined)[..., None].view(UNSIGNED[bits])
+        return tuple(np.ascontiguousarray(np.moveaxis(parts, -1, 0)))
+
+    return VectorOperation(apply, (bits * count,))
 
 
 @emits("cvta")
@@ -529,8 +540,8 @@ def _cvt(t: Translator, i: Instruction, m: Modifiers) -> Pure:
         )
         return Pure(i.operands[:1], _call(t, function, "cvt", t.source(i.operands[1], source)))
     source_bits = t.register_bits(i.operands[1]) or _bits(source)
-    function = _conversion(source, target, rounding, tuple(flags), source_bits, register)
-    return Pure(i.operands[:1], _call(t, function, "cvt", t.source(i.operands[1], source)))
+    operation = _conversion(source, target, rounding, tuple(flags), source_bits, register)
+    return _vector(t, i, operation, "cvt", [t.source(i.operands[1], source)])
 
 
 def _type_or_float(m: Modifiers) -> str:
@@ -555,23 +566,20 @@ def _integer_conversion(
 @cache
 def _conversion(
     source: str, target: str, rounding: str | None, flags: tuple[str, ...], source_bits: int, register: int
-) -> Callable[[Value], Value]:
+) -> VectorOperation:
     """A conversion that involves floating point or saturates."""
     options = dict.fromkeys(flags, True)
     bits, out = _bits(source), _bits(target)
 
-    def convert(value: Value) -> Value:
-        array = value if isinstance(value, np.ndarray) else np.array([value], UNSIGNED[source_bits])
+    def apply(array: np.ndarray) -> tuple[np.ndarray]:
         if bits != source_bits:
             array = array.astype(UNSIGNED[bits])
-        if source in _NUMPY_OF:
-            array = array.view(_NUMPY_OF[source])
-        result = np.ascontiguousarray(numerics.cvt(array, target, source, rounding, **options))
+        result = np.ascontiguousarray(numerics.cvt(float_view(array, source), target, source, rounding, **options))
         if target not in FLOATS and out != register:
             result = result.astype((values.SIGNED if target[0] == "s" else UNSIGNED)[register])
-        return from_float(result, register)
+        return (result.view(UNSIGNED[register]),)
 
-    return convert
+    return VectorOperation(apply, (source_bits,))
 
 
 # Exchanges between the lanes of a warp. They block until all their lanes have arrived.

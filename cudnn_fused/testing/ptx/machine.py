@@ -118,7 +118,7 @@ class Strand:
         """An access of an asynchronous pipe that this warp feeds."""
         return Access(self.warp.pipes[pipe], clock, self.warp.clock, self.at, asynchronous)
 
-    def race(self, conflict: Conflict | None, what: str, cell_bytes: int = 0, base: int = 0) -> None:
+    def race(self, conflict: Conflict | None, what: str) -> None:
         """Reports a conflict of the access `what`."""
         if conflict is None:
             return

@@ -76,7 +76,6 @@ class Conflict:
 
     agent: int
     at: int
-    position: int
     wrote: bool
     only_unpublished: bool
 
@@ -118,74 +117,92 @@ class Agents:
         warp, pipe = divmod(agent - 1, len(Pipe))
         return f"{_PIPE_NAMES[Pipe(pipe)]}warp {warp % self.warps} of the cluster's CTA {warp // self.warps}"
 
-    def visible(self, access: Access) -> np.ndarray:
-        """For each agent, up to where the access may rely on its writes."""
+    def visible(self, access: Access, writes: bool) -> np.ndarray:
+        """For each agent, up to where the access may rely on its writes (or on its reads being over)."""
         knows = access.knows
-        visible = (
-            np.where(self.generic, knows[PUBLISHED], knows[ORDERED]) if access.asynchronous else knows[ORDERED].copy()
-        )
+        published = writes and access.asynchronous
+        visible = np.where(self.generic, knows[PUBLISHED], knows[ORDERED]) if published else knows[ORDERED].copy()
         visible[access.agent] = _EVERYTHING
         return visible
 
+    def relies_on(self, access: Access, key: int, writes: bool) -> bool:
+        """Whether one earlier access is ordered before `access`."""
+        agent = key >> _AGENT_SHIFT
+        if agent == access.agent:
+            return True
+        row = PUBLISHED if writes and access.asynchronous and self.generic[agent] else ORDERED
+        return bool((key >> _CLOCK_SHIFT) & _CLOCK_MASK <= access.knows[row, agent])
+
 
 class Shadow:
-    """Last writer and last readers of every cell of a memory. Cells are addressed by any NumPy index of `shape`."""
+    """Last writer and readers of every cell of a memory. Cells are addressed by any NumPy index of `shape`.
+
+    `reader` holds the last reader. Only where readers are not ordered among each other the earlier ones are kept, too, in
+    `more_readers` (by agent).
+    """
 
     def __init__(self, agents: Agents, shape: tuple[int, ...]):
         self.agents = agents
         self.shape = shape
         self.writer = np.zeros(shape, np.int64)
-        self.readers: dict[int, np.ndarray] = {}
+        self.reader = np.zeros(shape, np.int64)
+        self.more_readers: dict[int, np.ndarray] = {}
 
-    def _unordered_write(self, index: Any, access: Access, visible: np.ndarray) -> Conflict | None:
-        keys = self.writer[index]
-        flat = keys.reshape(-1)
-        first = int(flat[0])
-        if (flat == first).all():
-            if (first >> _CLOCK_SHIFT) & _CLOCK_MASK <= visible[first >> _AGENT_SHIFT]:
-                return None
-            return self._conflict(first, 0, access, wrote=True)
-        bad = (flat >> _CLOCK_SHIFT) & _CLOCK_MASK > visible[flat >> _AGENT_SHIFT]
-        if not bad.any():
+    def _unordered(self, keys: np.ndarray, access: Access, writes: bool) -> np.ndarray | None:
+        """Which of the earlier accesses (by their keys) are not ordered before this one; None if all are."""
+        first = int(keys.flat[0])
+        if (keys == first).all():
+            return None if self.agents.relies_on(access, first, writes) else np.ones(keys.shape, bool)
+        visible = self.agents.visible(access, writes)
+        bad = (keys >> _CLOCK_SHIFT) & _CLOCK_MASK > visible[keys >> _AGENT_SHIFT]
+        return bad if bad.any() else None
+
+    def _conflict(self, keys: np.ndarray, bad: np.ndarray | None, access: Access, wrote: bool) -> Conflict | None:
+        if bad is None:
             return None
-        position = int(np.flatnonzero(bad)[0])
-        return self._conflict(int(flat[position]), position, access, wrote=True)
-
-    def _conflict(self, key: int, position: int, access: Access, wrote: bool) -> Conflict:
+        key = int(keys[bad].flat[0])
         agent, clock = key >> _AGENT_SHIFT, (key >> _CLOCK_SHIFT) & _CLOCK_MASK
-        return Conflict(agent, key & _LINE_MASK, position, wrote, bool(clock <= access.knows[ORDERED][agent]))
+        unpublished = wrote and bool(clock <= access.knows[ORDERED, agent])
+        return Conflict(agent, key & _LINE_MASK, wrote, unpublished)
 
     def read(self, index: Any, access: Access) -> Conflict | None:
         """Records a read; the conflict if an unordered write precedes it."""
-        conflict = self._unordered_write(index, access, self.agents.visible(access))
-        readers = self.readers.get(access.agent)
-        if readers is None:
-            readers = self.readers[access.agent] = np.zeros(self.shape, np.int64)
-        readers[index] = access.key
+        keys = self.writer[index]
+        conflict = self._conflict(keys, self._unordered(keys, access, True), access, wrote=True)
+        keys = self.reader[index]
+        concurrent = self._unordered(keys, access, False)
+        if concurrent is not None:
+            for agent in np.unique(keys[concurrent] >> _AGENT_SHIFT).tolist():
+                kept = self.more_readers.setdefault(agent, np.zeros(self.shape, np.int64))
+                kept[index] = np.where(concurrent & (keys >> _AGENT_SHIFT == agent), keys, kept[index])
+        self.reader[index] = access.key
         return conflict
 
     def write(self, index: Any, access: Access) -> Conflict | None:
         """Records a write; the conflict if an unordered write or read precedes it."""
-        conflict = self._unordered_write(index, access, self.agents.visible(access))
+        keys = self.writer[index]
+        conflict = self._conflict(keys, self._unordered(keys, access, True), access, wrote=True)
         if conflict is None:
             conflict = self._unordered_read(index, access)
         self.writer[index] = access.key
         return conflict
 
     def _unordered_read(self, index: Any, access: Access) -> Conflict | None:
-        for agent, keys in self.readers.items():
-            if agent == access.agent:
-                continue
-            found = keys[index]
-            last = int(found.max())
-            if (last >> _CLOCK_SHIFT) & _CLOCK_MASK > access.knows[ORDERED][agent]:
-                return self._conflict(last, int(found.argmax()), access, wrote=False)
+        keys = self.reader[index]
+        conflict = self._conflict(keys, self._unordered(keys, access, False), access, wrote=False)
+        if conflict is not None:
+            return conflict
+        for kept in self.more_readers.values():
+            keys = kept[index]
+            if keys.any():
+                conflict = self._conflict(keys, self._unordered(keys, access, False), access, wrote=False)
+                if conflict is not None:
+                    return conflict
         return None
 
     def forget(self, index: Any) -> None:
         """Makes cells as if nobody had touched them (newly allocated tensor memory)."""
-        self.writer[index] = 0
-        for keys in self.readers.values():
+        for keys in (self.writer, self.reader, *self.more_readers.values()):
             keys[index] = 0
 
 
@@ -201,13 +218,12 @@ class SharedShadow(Shadow):
         words = offsets // WORD
         touched = (((1 << width) - 1) << (offsets % WORD)).astype(np.uint8)
         keys = self.writer[words]
-        visible = self.agents.visible(access)
-        late = (keys >> _CLOCK_SHIFT) & _CLOCK_MASK > visible[keys >> _AGENT_SHIFT]
-        bad = late & ((self.bytes_written[words] & touched) != 0)
-        conflict = None
-        if bad.any():
-            position = int(np.flatnonzero(bad)[0])
-            conflict = self._conflict(int(keys[position]), position, access, wrote=True)
+        bad = self._unordered(keys, access, True)
+        if bad is not None:
+            bad &= (self.bytes_written[words] & touched) != 0
+            if not bad.any():
+                bad = None
+        conflict = self._conflict(keys, bad, access, wrote=True)
         if write:
             same = keys == access.key
             self.bytes_written[words[~same]] = 0

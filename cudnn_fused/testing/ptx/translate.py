@@ -36,6 +36,7 @@ from .parser import (
     Symbol,
     Vector,
 )
+from .vector_operations import Step, VectorOperation, arrange
 
 PARAMETER_BASE = 1 << 49  # generic addresses of kernel parameters; host addresses end at 1 << 47
 SHARED_BASE = 1 << 48  # generic addresses of shared memory
@@ -54,8 +55,12 @@ PENDING = _Pending()
 
 @dataclass(frozen=True)
 class Pure:
+    """`operation` and the expressions of its operands are given where many such instructions can become one call."""
+
     targets: tuple
     expression: str
+    operation: VectorOperation | None = None
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -303,20 +308,52 @@ class Translator:
     def _block(self, block: Block) -> list[str]:
         lines = [f"def block_{block.index}(s, r, w):", f"    w.block_counts[{block.index}] += 1"]
         self.next_block = block.index + 1
-        ended = False
+        emitted: list[Pure | Effect | Blocking | Control | UnsupportedInstruction] = []
         for self.at in range(block.first, block.last):
-            instruction = self.instructions[self.at]
             try:
-                emitted = self._emit(instruction)
-                statements = self._statements(instruction, emitted)
-                ended = isinstance(emitted, Control)
+                emitted.append(self._emit(self.instructions[self.at]))
             except UnsupportedInstruction as error:
-                self.unsupported.append((instruction, error.reason))
-                statements = [f"s.fail_unsupported({self.at}, {error.reason!r})"]
+                self.unsupported.append((self.instructions[self.at], error.reason))
+                emitted.append(error)
+        for positions in self._order(block, emitted):
+            if len(positions) > 1:
+                statements = self._batch([emitted[position] for position in positions])
+            else:
+                self.at = block.first + positions[0]
+                statements = self._statements(self.instructions[self.at], emitted[positions[0]])
             lines += [f"    {statement}" for statement in statements]
-        if not ended:
+        if not isinstance(emitted[-1], Control):
             lines.append(f"    return {block.index + 1}")
         return lines
+
+    def _order(self, block: Block, emitted: list) -> list[list[int]]:
+        """Positions in the block in the order of execution, those of one batch together.
+
+        What may wait stays first, since the block is then run again from its start; the branch at the end stays last.
+        """
+        first = int(isinstance(emitted[0], Blocking))
+        last = len(emitted) - int(isinstance(emitted[-1], Control))
+        steps = [self._step(block.first + n, emitted[n]) for n in range(first, last)]
+        middle = [[first + position for position in positions] for positions in arrange(steps)]
+        return [*([n] for n in range(first)), *middle, *([n] for n in range(last, len(emitted)))]
+
+    def _step(self, at: int, form: Pure | Effect | Blocking | Control | UnsupportedInstruction) -> Step:
+        instruction = self.instructions[at]
+        batchable = isinstance(form, Pure) and form.operation is not None and instruction.predicate is None
+        return Step(instruction, form.operation if batchable else None, not isinstance(form, Pure))
+
+    def _batch(self, forms: list[Pure]) -> list[str]:
+        """Equal operations on different registers as one call."""
+        operation = forms[0].operation
+        targets = [_flatten(form.targets) for form in forms]
+        names = [_target_name(row[position]) for position in range(len(targets[0])) for row in targets]
+        columns = []
+        for column in zip(*(form.sources for form in forms), strict=True):
+            shared = column[0].isdigit() and len(set(column)) == 1
+            columns.append(column[0] if shared else f"({', '.join(column)},)")
+        if all(column.isdigit() for column in columns):
+            columns[0] = f"({', '.join(form.sources[0] for form in forms)},)"
+        return [f"{', '.join(names)}, = {self.bind(operation, 'batch')}.batch({', '.join(columns)})"]
 
     def _emit(self, instruction: Instruction) -> Pure | Effect | Blocking | Control:
         opcode = find_opcode(instruction)
@@ -327,7 +364,11 @@ class Translator:
         modifiers.done()
         return emitted
 
-    def _statements(self, instruction: Instruction, emitted: Pure | Effect | Blocking | Control) -> list[str]:
+    def _statements(
+        self, instruction: Instruction, emitted: Pure | Effect | Blocking | Control | UnsupportedInstruction
+    ) -> list[str]:
+        if isinstance(emitted, UnsupportedInstruction):
+            return [f"s.fail_unsupported({self.at}, {emitted.reason!r})"]
         if isinstance(emitted, Control):
             return [*emitted.statement.splitlines()]
         targets = _flatten(emitted.targets)
@@ -351,7 +392,7 @@ class Translator:
         """Stores the value (or tuple of values) of `expression`; under a guard only in the lanes where it holds."""
         if not targets:
             return [expression] if guard is None or "(" in expression else []
-        names = [f"r[{target.index}]" if isinstance(target, Register) else "_" for target in targets]
+        names = [_target_name(target) for target in targets]
         if guard is None:
             return [f"{', '.join(names)} = {expression}"]
         lines = [f"g = {guard}"]
@@ -364,6 +405,10 @@ class Translator:
             if name != "_":
                 lines.append(f"{name} = merge(g, t[{index}], {name}, {target.bits})")
         return lines
+
+
+def _target_name(target: object) -> str:
+    return f"r[{target.index}]" if isinstance(target, Register) else "_"
 
 
 def tuple_source(t: Translator, operand: object, kind: str = "b32") -> str:
