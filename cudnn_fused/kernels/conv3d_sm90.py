@@ -45,6 +45,7 @@ from cudnn_fused.kernels.device import (
     WARPGROUP,
     Cursor,
     divide,
+    follow_previous_kernel,
     shared_pointer,
     wait,
     wait_cluster,
@@ -149,30 +150,24 @@ class Accumulators:
     """The FP32 sums of a consumer thread: ``m_blocks * n_blocks`` blocks of 64 rows by ``n_block`` channels.
 
     In a block, warp ``w`` and lane ``l`` hold rows ``16*w + l//4 + 8*half`` and channels ``8*j + 2*(l%4) + e`` in
-    register ``4*j + 2*half + e``.
+    register ``4*j + 2*half + e``. A block is one LLVM struct from its first wgmma to its last: taken apart in between,
+    it would cost the compiler seconds.
     """
 
-    def __init__(self, config: TileConfig) -> None:
-        self.config = config
-        self.registers = cutlass.Array(
-            Float32, config.m_blocks * config.n_blocks * config.block_registers, space=cutlass.AddressSpace.rmem
-        )
+    def __init__(self, config: TileConfig, blocks: list[ir.Value]) -> None:
+        self.config, self.blocks = config, blocks
 
-    def clear(self) -> None:
-        for index in range(self.registers.shape[0]):
-            self.registers[index] = Float32(0.0)
+    @classmethod
+    def zero(cls, config: TileConfig) -> Accumulators:
+        struct = llvm.StructType.get_literal([ir.F32Type.get()] * config.block_registers)
+        return cls(config, [llvm.mlir_zero(struct) for _ in range(config.m_blocks * config.n_blocks)])
 
     def multiply(self, m: int, n: int, descriptor_a: Int64, descriptor_b: Int64) -> None:
-        """Issue one wgmma into block ``(m, n)``. The registers go in and out as one LLVM struct."""
-        size = self.config.block_registers
-        first = (m * self.config.n_blocks + n) * size
-        struct = llvm.StructType.get_literal([ir.F32Type.get()] * size)
-        value = llvm.UndefOp(struct).result
-        for index in range(size):
-            value = llvm.insertvalue(value, self.registers[first + index].ir_value(), [index])
-        value = nvvm.wgmma_mma_async(
-            struct,
-            value,
+        """Issue one wgmma into block ``(m, n)``."""
+        index = m * self.config.n_blocks + n
+        self.blocks[index] = nvvm.wgmma_mma_async(
+            self.blocks[index].type,
+            self.blocks[index],
             descriptor_a.ir_value(),
             descriptor_b.ir_value(),
             ir.Attribute.parse(f"#nvvm.shape<m = {M_BLOCK}, n = {self.config.n_block}, k = {K_STEP}>"),
@@ -185,21 +180,23 @@ class Accumulators:
             nvvm.MMALayout.row,
             nvvm.MMALayout.col,
         )
-        for index in range(size):
-            self.registers[first + index] = Float32(llvm.extractvalue(ir.F32Type.get(), value, [index]))
 
-    def pair(self, m: int, n: int, j: int, half: int) -> tuple[Float32, Float32]:
-        """Two neighbouring channels of one row."""
-        first = (m * self.config.n_blocks + n) * self.config.block_registers + 4 * j + 2 * half
-        return self.registers[first], self.registers[first + 1]
+    def registers(self) -> list[Float32]:
+        """All sums, block by block."""
+        scalar = ir.F32Type.get()
+        return [
+            Float32(llvm.extractvalue(scalar, block, [index]))
+            for block in self.blocks
+            for index in range(self.config.block_registers)
+        ]
 
-    # Loops of a kernel carry this along: the registers are memory to the compiler's front end, so nothing of it varies.
+    # Loops of a kernel carry the blocks along.
 
     def __extract_mlir_values__(self):
-        return []
+        return list(self.blocks)
 
     def __new_from_mlir_values__(self, values):
-        return self
+        return Accumulators(self.config, list(values))
 
 
 class Conv3dSm90:
@@ -292,6 +289,7 @@ class Conv3dSm90:
             cluster=(split, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
+            use_pdl=True,
         )
 
     # --- device ----------------------------------------------------------------------------------------------------
@@ -318,10 +316,13 @@ class Conv3dSm90:
         shared = Shared.allocate(self.config)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0 and prims.elect_sync():
+            prims.prefetch_tensormap(a_map.get_ptr())
+            prims.prefetch_tensormap(b_map.get_ptr())
             shared.initialize()
         prims.fence_mbarrier_init()
         prims.barrier_cluster_arrive_relaxed()
         prims.barrier_cluster_wait()
+        follow_previous_kernel()
 
         warpgroup = warp // (WARPGROUP // WARP)
         if warpgroup == Role.LOADERS:
@@ -461,7 +462,6 @@ class Conv3dSm90:
         rank, split, tile, step = self.cluster()
         tiles = self.tiles(grid)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        sums = Accumulators(config)
         a, b = Cursor.reading(config.a_stages), Cursor.reading(config.b_stages)
         a_base = self.descriptor(shared.a, consumer * (config.consumer_rows * ROW_BYTES))
         b_base = self.descriptor(shared.b, 0)
@@ -469,9 +469,9 @@ class Conv3dSm90:
         while tile < tiles:
             place = self.place(tile, grid, rank, split)
             units = place.end_unit - place.first_unit
-            sums.clear()
+            sums = Accumulators.zero(config)
             if place.row + consumer * config.consumer_rows < grid.frame_rows:
-                a, b = self.accumulate(shared, sums, a, b, a_base, b_base, units, thread)
+                sums, a, b = self.accumulate(shared, sums, a, b, a_base, b_base, units, thread)
             else:
                 a, b = self.pass_over(shared, a, b, units, thread)
             wait(shared.drained.subview(consumer), phase ^ 1)
@@ -495,7 +495,7 @@ class Conv3dSm90:
         units: Int32,
         thread: Int32,
     ):
-        """Multiply the stages of a tile as they arrive. Returns where the rings then stand."""
+        """Multiply the stages of a tile as they arrive. Returns the sums and where the rings then stand."""
         config, spec = self.config, self.spec
         a_busy, b_busy = Int32(-1), Int32(-1)  # stages that issued, unfinished wgmmas still read
         unit = Int32(0)
@@ -530,7 +530,7 @@ class Conv3dSm90:
         prims.wgmma_wait_group_sync_aligned(0)
         self.release(shared.b_empty, b_busy, thread)
         self.release(shared.a_empty, a_busy, thread)
-        return a, b
+        return sums, a, b
 
     @cute.jit
     def pass_over(self, shared: Shared, a: Cursor, b: Cursor, units: Int32, thread: Int32):
@@ -582,17 +582,19 @@ class Conv3dSm90:
         warp, lane = thread // WARP, thread % WARP
         # Lane l addresses a row of matrix l // 8 of four: two chunks side by side, each in two halves of eight rows.
         half, side = (lane // 8) % 2, lane // 16
+        registers, block_chunks = sums.registers(), config.n_block // CHUNK_CHANNELS
         for m in cutlass.range_constexpr(config.m_blocks):
             row = consumer * config.consumer_rows + m * M_BLOCK + warp * 16 + half * 8 + lane % 8
             for n in cutlass.range_constexpr(config.n_blocks):
-                for j in cutlass.range_constexpr(0, config.n_block // CHUNK_CHANNELS, 2):
-                    chunk = n * (config.n_block // CHUNK_CHANNELS) + j + side
-                    registers = [postops.pack(*sums.pair(m, n, j + k // 2, k % 2)) for k in range(4)]
-                    prims.stmatrix(
-                        shared.staging.subview(self.staging_offset(row, chunk)), registers, prims.MMALayout.ROW
-                    )
+                for j in cutlass.range_constexpr(0, block_chunks, 2):
+                    first = (m * config.n_blocks + n) * config.block_registers + 4 * j
+                    self.store_matrices(shared, row, n * block_chunks + j + side, registers[first : first + 8])
 
-    # --- splitting the reduction -------------------------------------------------------------------------------------
+    def store_matrices(self, shared: Shared, row: Int32, chunk: Int32, values: list[Float32]) -> None:
+        """Round eight sums of a thread to BF16 and store them as a row's part of four 8x8 matrices."""
+        pairs = [postops.pack(*values[first : first + 2]) for first in range(0, 8, 2)]
+        place = shared.staging.subview(self.staging_offset(row, chunk))
+        prims.stmatrix(place, pairs, prims.MMALayout.ROW)
 
     def owned_row(self, index: Int32, rank: Int32, split: Int32) -> Int32:
         """The ``index``-th of a consumer's rows that this CTA finishes; without a split these are all."""
@@ -642,7 +644,7 @@ class Conv3dSm90:
             consumer * (config.staging_bytes // CONSUMERS) + thread * (CHUNK_REGISTERS * Float32.width // 8)
         )
         slot_stride = WARPGROUP * CHUNK_REGISTERS * Float32.width // 8
-        values = [sums.registers[index] for index in range(sums.registers.shape[0])]
+        values = sums.registers()
         for level in cutlass.range_constexpr(levels):
             keeps_upper = (rank >> level) % 2 == 1
             partner = rank ^ (1 << level)
@@ -700,9 +702,8 @@ class Conv3dSm90:
         row = consumer * config.consumer_rows + block * M_BLOCK + warp * 16 + half * 8 + lane % 8
         chunks_stored = 2 if whole_block else 4
         for index in cutlass.range_constexpr(len(values) // 8):
-            registers = [postops.pack(values[8 * index + 2 * k], values[8 * index + 2 * k + 1]) for k in range(4)]
-            offset = self.staging_offset(row, index * chunks_stored + side)
-            prims.stmatrix(shared.staging.subview(offset), registers, prims.MMALayout.ROW)
+            chunk = index * chunks_stored + side
+            self.store_matrices(shared, row, chunk, values[8 * index : 8 * index + 8])
 
     # --- epilogue ----------------------------------------------------------------------------------------------------
 

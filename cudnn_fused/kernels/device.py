@@ -72,6 +72,16 @@ def sum_over_lanes(lanes: int):
     return reduce
 
 
+def follow_previous_kernel() -> None:
+    """Wait until the kernels before this one are done, then let the next one start.
+
+    Launched with ``use_pdl``, a kernel begins while its predecessor is still finishing: all that does not touch global
+    memory may come before this call, nothing else.
+    """
+    prims.griddepcontrol("wait")
+    prims.griddepcontrol("launch_dependents")
+
+
 @cute.jit
 def wait(barrier, phase: Int32):
     """Wait until the barrier's phase of this parity is over."""

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from cudnn_fused.kernels.device import CHUNK_CHANNELS, divide
+from cudnn_fused.kernels.device import CHUNK_CHANNELS, divide, follow_previous_kernel
 from cudnn_fused.kernels.padded_grid import PaddedGrid
 from cudnn_fused.kernels.rows import RowFinish, Tensors
 
@@ -51,7 +51,7 @@ class NormSiluPad:
         """Launch. ``n, t, h, w`` are the extents of the padded output; tensors are device addresses, 0 if unused."""
         self.kernel(
             input, bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output, n, t, h, w
-        ).launch(grid=(multiprocessors * self.BLOCKS_PER_SM, 1, 1), block=(THREADS, 1, 1), stream=stream)
+        ).launch(grid=(multiprocessors * self.BLOCKS_PER_SM, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True)
 
     @cute.kernel
     def kernel(
@@ -70,6 +70,7 @@ class NormSiluPad:
         h: Int32,
         w: Int32,
     ):
+        follow_previous_kernel()
         grid = PaddedGrid(n, t, h, w)
         tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
         thread = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]

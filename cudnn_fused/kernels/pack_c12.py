@@ -11,7 +11,15 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint16
 from cutlass.experimental import primitives as prims
 
-from cudnn_fused.kernels.device import CHUNK_REGISTERS, ELEMENT_BYTES, GLOBAL, chunk_address, divide, store_chunk
+from cudnn_fused.kernels.device import (
+    CHUNK_REGISTERS,
+    ELEMENT_BYTES,
+    GLOBAL,
+    chunk_address,
+    divide,
+    follow_previous_kernel,
+    store_chunk,
+)
 from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid
 
 THREADS = 256
@@ -51,7 +59,7 @@ class PackC12:
         """Launch. ``n, t, h, w`` are the extents of the padded tensor, the strides those of ``input`` in elements."""
         self.kernel(
             input, previous, padded, cache_output, n, t, h, w, stride_n, stride_c, stride_t, stride_h, stride_w
-        ).launch(grid=(multiprocessors * self.BLOCKS_PER_SM, 1, 1), block=(THREADS, 1, 1), stream=stream)
+        ).launch(grid=(multiprocessors * self.BLOCKS_PER_SM, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True)
 
     @cute.kernel
     def kernel(
@@ -70,6 +78,7 @@ class PackC12:
         stride_h: Int64,
         stride_w: Int64,
     ):
+        follow_previous_kernel()
         grid = PaddedGrid(n, t, h, w)
         pixel = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
         step = cute.arch.grid_dim()[0] * THREADS
