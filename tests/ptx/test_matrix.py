@@ -244,6 +244,17 @@ def test_modes_that_are_not_modelled_or_mean_nothing() -> None:
         matrix.operand_layout(SharedDescriptor(TILE, 2048, 1024, 0, Swizzle.B128), Major.MN, 60)
 
 
+@pytest.mark.parametrize("swizzle", SWIZZLED)
+def test_a_step_along_k_stays_in_its_row(swizzle: Swizzle) -> None:
+    for start in range(0, 2 * swizzle.span, 16):
+        d = SharedDescriptor(TILE + start, 16, 8 * swizzle.span, 0, swizzle)
+        if start % swizzle.span + 32 <= swizzle.span:
+            matrix.operand_layout(d, Major.K, 64)
+        else:
+            with pytest.raises(DescriptorError, match="leave their row"):
+                matrix.operand_layout(d, Major.K, 64)
+
+
 def test_layouts_are_shared_between_stages() -> None:
     first = SharedDescriptor(TILE, 16, 1024, 0, Swizzle.B128)
     assert matrix.operand_layout(first, Major.K, 128) is matrix.operand_layout(

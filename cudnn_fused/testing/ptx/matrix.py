@@ -186,6 +186,9 @@ def _layout(descriptor: SharedDescriptor, major: Major, rows: int, k: int, eleme
     if descriptor.swizzle == Swizzle.NONE and descriptor.base_offset:
         raise DescriptorError("a base offset means nothing without swizzling")
     if major == Major.K:
+        span = descriptor.swizzle.span
+        if span and descriptor.start % span + k * element_bytes > span:
+            raise DescriptorError(f"{k} columns from byte {descriptor.start % span} on leave their row of {span} bytes")
         linear = _linear_k_major(descriptor, rows, k * element_bytes)
     else:
         if rows * element_bytes % CHUNK_BYTES:

@@ -19,8 +19,9 @@ mode or modifier that an instruction does not have raises :class:`~.errors.Unsup
 guessed.
 
 NaN results of f32 are the canonical 0x7fffffff and of f16 and bf16 0x7fff. Subnormals are kept unless ``ftz`` is
-given; ``ftz`` flushes inputs and the rounded result to zero of the same sign. The ``.approx`` functions
-(``ex2_approx`` and so on) come from :mod:`.approximations`, which says what they model.
+given; ``ftz`` flushes inputs and the rounded result to zero of the same sign (that a result which rounds up to the
+least normal number stays is an assumption). The ``.approx`` functions (``ex2_approx`` and so on) come from
+:mod:`.approximations`, which says what they model.
 """
 
 from __future__ import annotations
