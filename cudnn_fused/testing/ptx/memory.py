@@ -95,15 +95,10 @@ class GlobalMemory:
 
     def find(self, low: int, high: int, what: str) -> Region:
         """The region that holds [low, high)."""
-        region = self.last
-        if region is not None and region.base <= low and high <= region.end:
+        region = self._holding(low)
+        if region is not None and high <= region.end:
+            self.last = region
             return region
-        position = bisect.bisect(self.bases, low) - 1
-        if position >= 0:
-            region = self.regions[position]
-            if region.base <= low and high <= region.end:
-                self.last = region
-                return region
         raise OutOfBounds(f"{what} of global bytes {low:#x}..{high:#x} {self._nearest(low)}")
 
     def _nearest(self, address: int) -> str:
@@ -118,16 +113,38 @@ class GlobalMemory:
         region = self.find(address, address + size, "bulk access")
         return region.data[address - region.base : address - region.base + size]
 
-    def items(self, addresses: np.ndarray | int, size: int, what: str) -> tuple[np.ndarray, Any]:
-        """The region that holds all accesses as items of `size` bytes, and the index of each access in it."""
-        if isinstance(addresses, np.ndarray):
-            low, high = int(addresses.min()), int(addresses.max())
-            misaligned = bool((addresses & (size - 1)).any())
-        else:
-            low = high = addresses
-            misaligned = bool(addresses & (size - 1))
+    def items(self, addresses: np.ndarray | int, size: int, what: str) -> list[tuple[np.ndarray, Any, Any]]:
+        """(region as items of `size` bytes, index of each access in it, which accesses) for every region they lie in."""
+        if not isinstance(addresses, np.ndarray):
+            return [(*self._region_items(addresses, addresses, addresses, size, what), slice(None))]
+        low, high = int(addresses.min()), int(addresses.max())
+        region = self._holding(low)
+        if region is None or high + size <= region.end:
+            return [(*self._region_items(low, high, addresses, size, what), slice(None))]
+        parts = []
+        left = np.arange(addresses.size)
+        while left.size:
+            first = int(addresses[left].min())
+            region = self.find(first, first + size, what)
+            here = addresses[left] < region.end
+            chosen, left = left[here], left[~here]
+            inside = addresses[chosen]
+            parts.append((*self._region_items(first, int(inside.max()), inside, size, what), chosen))
+        return parts
+
+    def _holding(self, address: int) -> Region | None:
+        """The region that an address lies in."""
+        if self.last is not None and self.last.base <= address < self.last.end:
+            return self.last
+        position = bisect.bisect(self.bases, address) - 1
+        return self.regions[position] if position >= 0 and address < self.regions[position].end else None
+
+    def _region_items(
+        self, low: int, high: int, addresses: np.ndarray | int, size: int, what: str
+    ) -> tuple[np.ndarray, Any]:
+        misaligned = addresses & (size - 1)
         region = self.find(low, high + size, what)
-        if misaligned:
+        if misaligned.any() if isinstance(addresses, np.ndarray) else misaligned:
             raise Misaligned(f"{what} of {size} bytes at global address {low:#x}, which is not a multiple of {size}")
         if region.base % size:
             # The region begins between two items: go through its bytes.

@@ -11,7 +11,7 @@ from . import matrix, numerics, values
 from .barrier_ops import shared_target
 from .errors import OutOfBounds, UnsupportedInstruction
 from .machine import Cta, Strand
-from .memory import WORD
+from .memory import ITEM_TYPES, WORD
 from .parser import TYPE_BYTES, Address, Instruction, Symbol, Vector
 from .translate import CTA_SHIFT, PARAMETER_BASE, SHARED_BASE, Effect, Modifiers, Translator, emits
 from .values import LANES, SIGNED, UNSIGNED, Value, lane_indices
@@ -93,10 +93,16 @@ def _read(strand: Strand, space: str, address: Value, size: int) -> np.ndarray:
     if space == "global":
         if not isinstance(address, np.ndarray) and address >= PARAMETER_BASE:
             data = strand.warp.parameters.data[address - PARAMETER_BASE :][:size]
-            return np.frombuffer(data, np.uint8).view(_item_type(size))
-        view, index = strand.warp.launch.memory.items(address, size, "load")
+            return np.frombuffer(data, np.uint8).view(ITEM_TYPES[size])
         counts.bytes["global to registers"] += lanes * size
-        return view[index] if isinstance(index, np.ndarray) else view[index : index + 1]
+        parts = strand.warp.launch.memory.items(address, size, "load")
+        view, index, _ = parts[0]
+        if len(parts) == 1:
+            return view[index] if isinstance(index, np.ndarray) else view[index : index + 1]
+        items = np.empty(address.shape[0], view.dtype)
+        for view, index, chosen in parts:
+            items[chosen] = view[index]
+        return items
     counts.bytes["shared to registers"] += lanes * size
     parts = _shared_parts(strand, address, space == "shared::cluster")
     items = None
@@ -123,8 +129,8 @@ def _write(strand: Strand, space: str, address: Value, items: np.ndarray) -> Non
         items = items[-1:]
     launch.event()
     if space == "global":
-        view, index = launch.memory.items(address, size, "store")
-        view[index] = items if isinstance(index, np.ndarray) else items[0]
+        for view, index, chosen in launch.memory.items(address, size, "store"):
+            view[index] = items[chosen] if isinstance(index, np.ndarray) else items[0]
         launch.counts.bytes["registers to global"] += items.shape[0] * size
         return
     launch.counts.bytes["registers to shared"] += items.shape[0] * size
@@ -149,12 +155,6 @@ def _check_barriers_untouched(strand: Strand, cta: Cta, offsets: Value, size: in
             else low < offset + 8 and high > offset
         ):
             raise strand.error("BarrierMisuse", f"a store to the live {cta.mbarriers[offset]}")
-
-
-def _item_type(size: int) -> np.dtype:
-    from .memory import ITEM_TYPES
-
-    return ITEM_TYPES[size]
 
 
 def load(
@@ -195,7 +195,7 @@ def store(strand: Strand, mask: int, space: str, address: Value, sources: tuple[
             table[:, column] = _active(value, mask)[-1]
         else:
             table[:, column] = _active(value, mask)
-    _write(strand, space, active, table.view(_item_type(width * count)).reshape(-1))
+    _write(strand, space, active, table.view(ITEM_TYPES[width * count]).reshape(-1))
 
 
 # Atomics: one lane after the other, as hardware may.
@@ -265,7 +265,7 @@ def store_matrices(strand: Strand, mask: int, address: Value, sources: tuple[Val
         strand,
         "shared",
         np.ascontiguousarray(values.as_lanes(address, 32)[: 8 * count]),
-        rows.view(_item_type(16)).reshape(-1),
+        rows.view(ITEM_TYPES[16]).reshape(-1),
     )
 
 
