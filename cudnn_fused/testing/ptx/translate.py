@@ -20,6 +20,7 @@ from typing import Any
 from . import counts, values
 from .dataflow import Block, solve_liveness
 from .errors import Location, UnsupportedInstruction
+from .hazards import unfenced_wgmma
 from .parser import (
     SINK,
     TYPE_BYTES,
@@ -186,11 +187,13 @@ class Translator:
         self.at = 0
         self.next_block = 0
         self.block_of: dict[int, int] = {}
+        self.unfenced_wgmma: set[int] = set()
 
     def program(self) -> Program:
         blocks = self._find_blocks()
         kernel = Kernel(**{**vars(self.kernel), "instructions": self.instructions})
         solve_liveness(blocks, self.instructions)
+        self.unfenced_wgmma = unfenced_wgmma(blocks, self.instructions)
         lines: list[str] = []
         for block in blocks:
             lines += self._block(block)

@@ -108,9 +108,12 @@ def wgmma(
     majors: tuple[Major, Major],
     n: int,
     dtype: str,
+    unfenced: bool,
 ) -> tuple[np.ndarray, ...]:
     """wgmma.mma_async: the new accumulator registers, which are filled when the operation is performed."""
     warp = strand.warp
+    if unfenced and warp.launch.races:
+        raise strand.error("RaceError", "wgmma.mma_async on accumulators that no wgmma.fence has covered")
     if strand.mask != FULL_MASK:
         raise strand.error("DivergenceError", "wgmma by a warp of which not all lanes take part")
     from_registers = isinstance(a, tuple)
@@ -228,7 +231,8 @@ def _emit_wgmma(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     left = tuple_source(t, a) if from_registers else t.source(a, "u64")
     call = (
         f"{t.bind(wgmma, 'wgmma')}(s, {tuple_source(t, target)}, {left}, {t.source(b, 'u64')}, {t.source(scale_d, 'pred')}, "
-        f"{tuple(scale == -1 for scale in scales)}, {t.bind(tuple(majors), 'majors')}, {n}, {dtype!r})"
+        f"{tuple(scale == -1 for scale in scales)}, {t.bind(tuple(majors), 'majors')}, {n}, {dtype!r}, "
+        f"{t.at in t.unfenced_wgmma})"
     )
     return Effect((target,), call)
 
