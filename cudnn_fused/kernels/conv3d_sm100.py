@@ -268,8 +268,7 @@ class Conv3dSm100:
             while tile < tiles:
                 place = self.order.place(tile, grid, Int32(0), Int32(1))
                 origin = grid.window(place.n, place.t) + place.row + rank * CTA_ROWS
-                unit = place.first_unit
-                while unit < place.end_unit:
+                for unit in cutlass.range(place.first_unit, place.end_unit, 1, unroll=1):
                     tap_row = unit // spec.tap_row_units
                     pixel = origin + grid.tap_shift(tap_row // TAPS, tap_row % TAPS)
                     first_channel = (unit % spec.tap_row_units) * K_CHUNK
@@ -285,7 +284,6 @@ class Conv3dSm100:
                                 rank,
                             )
                             stage.advance()
-                    unit += 1
                 tile += step
             self.wait_until_unused(shared.a_empty, stage)
 
@@ -299,8 +297,7 @@ class Conv3dSm100:
             stage = Cursor.writing(config.b_stages)
             while tile < tiles:
                 place = self.order.place(tile, grid, Int32(0), Int32(1))
-                unit = place.first_unit
-                while unit < place.end_unit:
+                for unit in cutlass.range(place.first_unit, place.end_unit, 1, unroll=1):
                     first_tap = (unit // spec.tap_row_units) * spec.w_taps
                     first_channel = (unit % spec.tap_row_units) * K_CHUNK
                     for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
@@ -320,7 +317,6 @@ class Conv3dSm100:
                                     rank,
                                 )
                                 stage.advance()
-                    unit += 1
                 tile += step
             self.wait_until_unused(shared.b_empty, stage)
 
@@ -335,16 +331,17 @@ class Conv3dSm100:
 
     @cute.jit
     def multiply(self, shared: Shared, grid: PaddedGrid, tmem: Int32):
-        """One thread of the leader: all products of the pair."""
+        """One warp of the leader: all products of the pair, issued by one thread.
+
+        The whole warp walks and waits, and elects the thread where it issues: with one thread walking alone, ptxas 13.0
+        crashes on the kernel of the causal convolution.
+        """
         config, spec = self.config, self.spec
         rank, tile, step = self.pair()
-        if rank == 0 and prims.elect_sync():
+        if rank == 0:
             tiles = self.order.count(grid)
             a, b = Cursor.reading(config.a_stages), Cursor.reading(config.b_stages)
             accumulator = Cursor.writing(config.accumulators)
-            instruction = prims.Tcgen05InstrDesc.build(
-                a_dtype=BFloat16, b_dtype=BFloat16, c_dtype=Float32, m_dim=TILE_M, n_dim=config.n_block
-            )
             a_base, b_base = self.descriptor(shared.a), self.descriptor(shared.b)
             loads = config.a_loads(spec)
             while tile < tiles:
@@ -353,8 +350,7 @@ class Conv3dSm100:
                 for _ in cutlass.range_constexpr(config.n_blocks):
                     blocks.append((accumulator.index, accumulator.phase))
                     accumulator.advance()
-                unit = place.first_unit
-                while unit < place.end_unit:
+                for unit in cutlass.range(place.first_unit, place.end_unit, 1, unroll=1):
                     started = unit > place.first_unit
                     for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
                         for load in cutlass.range_constexpr(loads):
@@ -368,28 +364,39 @@ class Conv3dSm100:
                                             wait(shared.acc_empty.subview(index), phase)
                                     wait(shared.b_full.subview(b.index), b.phase)
                                     prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
-                                    sums = prims.make_tmem_ptr(tmem + index * config.n_block, Float32)
-                                    a_stage = a.index * config.a_stage_bytes(spec) + s * ROW_BYTES
-                                    b_stage = b.index * config.b_stage_bytes
-                                    for k in cutlass.range_constexpr(spec.unit_steps[chunk]):
-                                        channels = k * K_STEP * ELEMENT_BYTES
-                                        prims.tcgen05_mma(
-                                            prims.Tcgen05MMAKind.F16,
-                                            BOTH,
-                                            sums,
-                                            self.moved(a_base, a_stage + channels),
-                                            self.moved(b_base, b_stage + channels),
-                                            instruction,
-                                            started if first and k == 0 else Boolean(True),
+                                    if prims.elect_sync():
+                                        self.issue(
+                                            tmem + index * config.n_block,
+                                            self.moved(a_base, a.index * config.a_stage_bytes(spec) + s * ROW_BYTES),
+                                            self.moved(b_base, b.index * config.b_stage_bytes),
+                                            spec.unit_steps[chunk],
+                                            started if first else Boolean(True),
                                         )
-                                    self.signal(shared.b_empty.subview(b.index))
+                                        self.signal(shared.b_empty.subview(b.index))
                                     b.advance()
-                            self.signal(shared.a_empty.subview(a.index))
+                            if prims.elect_sync():
+                                self.signal(shared.a_empty.subview(a.index))
                             a.advance()
-                    unit += 1
                 for n in cutlass.range_constexpr(config.n_blocks):
-                    self.signal(shared.acc_full.subview(blocks[n][0]))
+                    if prims.elect_sync():
+                        self.signal(shared.acc_full.subview(blocks[n][0]))
                 tile += step
+
+    def issue(self, block: Int32, a: Int64, b: Int64, steps: int, accumulate: Boolean) -> None:
+        """The products of one stage of each operand, added to a block, or put there unless ``accumulate``."""
+        instruction = prims.Tcgen05InstrDesc.build(
+            a_dtype=BFloat16, b_dtype=BFloat16, c_dtype=Float32, m_dim=TILE_M, n_dim=self.config.n_block
+        )
+        for k in range(steps):
+            prims.tcgen05_mma(
+                prims.Tcgen05MMAKind.F16,
+                BOTH,
+                prims.make_tmem_ptr(block, Float32),
+                self.moved(a, k * K_STEP * ELEMENT_BYTES),
+                self.moved(b, k * K_STEP * ELEMENT_BYTES),
+                instruction,
+                accumulate if k == 0 else Boolean(True),
+            )
 
     def descriptor(self, tile: cutlass.Array) -> Int64:
         """Of rows of 128 bytes that are swizzled in groups of eight."""
