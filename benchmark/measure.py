@@ -26,8 +26,9 @@ Call = Callable[[], object]
 
 CUBLAS_SIZE = 8192
 COPY_BYTES = 4 << 30
-WARM_UP_CALLS = 3
+WARM_UP_TURNS = 3
 TURN_MS = 2.0  # a turn should be this long, for events to resolve it
+SHORTEST_MS = 1e-3  # of a call
 MOST_LAUNCHES = 256  # of a turn
 FLUSH_FACTOR = 3  # sets of operands together hold this many times the L2 cache
 MOST_SETS = 32
@@ -134,37 +135,41 @@ class HostTurn:
 
 
 class GraphTurn:
-    """Calls captured in a CUDA Graph of about TURN_MS, timed by events around its replay."""
+    """Calls captured in a CUDA Graph of about TURN_MS, timed by events around its replay.
+
+    How long a call takes is estimated from a graph too: launched one by one, short ones would wait for the host.
+    """
 
     def __init__(self, contender: Contender) -> None:
-        estimate = self._warm_up(contender.calls)
-        rounds = max(1, min(MOST_LAUNCHES, round(TURN_MS / estimate)) // len(contender.calls))
-        self.launches = rounds * len(contender.calls)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            for _ in range(rounds):
-                for call in contender.calls:
-                    call()
-        self.graph.replay()
+        calls = contender.calls
+        self._warm_up(calls)
+        self._capture(calls, 1)
+        once = [self.take() for _ in range(WARM_UP_TURNS)]
+        estimate = max(min(elapsed() for elapsed in once), SHORTEST_MS) * len(calls)
+        self._capture(calls, max(1, round(min(TURN_MS / estimate, MOST_LAUNCHES / len(calls)))))
+        self.take()
 
     @staticmethod
-    def _warm_up(calls: Sequence[Call]) -> float:
-        """Milliseconds of one call, roughly, after every call was made."""
+    def _warm_up(calls: Sequence[Call]) -> None:
+        """Make every call once on a side stream, as PyTorch asks for before a capture."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for call in calls:
                 call()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            for index in range(WARM_UP_CALLS):
-                calls[index % len(calls)]()
-            end.record()
-        end.synchronize()
         torch.cuda.current_stream().wait_stream(side)
-        return max(start.elapsed_time(end) / WARM_UP_CALLS, 1e-3)
+
+    def _capture(self, calls: Sequence[Call], rounds: int) -> None:
+        """Capture all calls, ``rounds`` times in a row."""
+        self.launches = rounds * len(calls)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for _ in range(rounds):
+                for call in calls:
+                    call()
 
     def take(self) -> Callable[[], float]:
+        """Replay the graph. Returns what gives the milliseconds of one call."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         self.graph.replay()
