@@ -257,7 +257,7 @@ def test_cudnn_fprop(tile: tuple[int, int, int], channels: int, geometry: dict[s
 def test_cudnn_fprop_reads_lanes_of_other_warps() -> None:
     """Its 64-row pair tile gives warps 2 and 3 the lanes of warps 0 and 1.
 
-    The PTX ISA lets a warp reach its own quarter of the lanes only; that the hardware takes the warp's own lanes all the
+    The PTX ISA lets a warp reach its own quarter of the lanes only; that the hardware takes the own lanes all the
     same is its business. The emulator holds to the ISA.
     """
     input, weight = small_integers((1, 4, 5, 6, 64)), small_integers((64, 3, 3, 3, 64), -1, 2)
