@@ -43,8 +43,8 @@ def wait(barrier: str, label: str) -> str:
 WAIT_FULL, WAIT_DONE = wait("%r20", "FULL"), wait("%r20+8", "DONE")
 
 
-def wgmma_text(n: int) -> str:
-    """sm_90a: one warpgroup, M = 64."""
+def wgmma_text(n: int, a_in_registers: bool = False) -> str:
+    """sm_90a: one warpgroup, M = 64. A in registers is read from global memory, parameter `a`."""
     high = 1 << 62 | (1024 >> 4) << 32 | 1 << 16
     registers = ", ".join(f"%r{100 + i}" for i in range(n // 2))
     body = _START + "    bar.sync 0;\n    @%p1 bra LOADED;\n    mov.b32 %r30, 0; mov.b32 %r31, 0;\n"
@@ -54,13 +54,25 @@ def wgmma_text(n: int) -> str:
     body += "    LOADED:\n" + WAIT_FULL
     for i in range(n // 2):
         body += f"    mov.b32 %r{100 + i}, 0;\n"
+    if a_in_registers:
+        # Thread 32 w + 4 g + q, register 2 b + h of a step: row 16 w + 8 h + g, columns 8 b + 2 q and the next.
+        body += "    ld.param.b64 %rd30, [a]; and.b32 %r4, %r1, 31; shr.u32 %r5, %r4, 2; shl.b32 %r6, %r2, 4; add.s32 %r5, %r5, %r6;\n"
+        body += f"    mul.lo.s32 %r5, %r5, {ROW_BYTES}; and.b32 %r7, %r1, 3; shl.b32 %r7, %r7, 2; add.s32 %r5, %r5, %r7;\n"
+        body += "    cvt.u64.u32 %rd2, %r5; add.s64 %rd30, %rd30, %rd2;\n"
+        for step in range(DEPTH // 16):
+            for b, h in ((0, 0), (0, 1), (1, 0), (1, 1)):
+                body += f"    ld.global.b32 %r{50 + 4 * step + 2 * b + h}, [%rd30+{32 * step + 16 * b + 8 * h * ROW_BYTES}];\n"
     body += "    wgmma.fence.sync.aligned;\n"
     for step in range(DEPTH // 16):
         for register, first in (("%rd20", 1024), ("%rd21", 1024 + 64 * ROW_BYTES)):
             body += f"    add.s32 %r40, %r20, {first + 32 * step}; shr.u32 %r40, %r40, 4; and.b32 %r40, %r40, 16383;\n"
             body += f"    cvt.u64.u32 {register}, %r40; or.b64 {register}, {register}, {high};\n"
         body += f"    {{ .reg .pred p; setp.ne.b32 p, {int(step > 0)}, 0;\n"
-        body += f"    wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{registers}}}, %rd20, %rd21, p, 1, 1, 0, 0;\n    }}\n"
+        body += f"    wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{registers}}}, "
+        if a_in_registers:
+            body += f"{{{', '.join(f'%r{50 + 4 * step + i}' for i in range(4))}}}, %rd21, p, 1, 1, 0;\n    }}\n"
+        else:
+            body += "%rd20, %rd21, p, 1, 1, 0, 0;\n    }\n"
     body += "    wgmma.commit_group.sync.aligned;\n    wgmma.wait_group.sync.aligned 0;\n"
     # Thread 32 w + 4 g + q, register 4 b + 2 h + e: row 16 w + 8 h + g, column 8 b + 2 q + e.
     body += "    and.b32 %r4, %r1, 31; shr.u32 %r5, %r4, 2; shl.b32 %r6, %r2, 4; add.s32 %r5, %r5, %r6; and.b32 %r7, %r1, 3;\n"
@@ -69,18 +81,32 @@ def wgmma_text(n: int) -> str:
         for h in range(2):
             first = 100 + 4 * block + 2 * h
             body += f"    st.global.v2.b32 [%rd1+{32 * block + 8 * h * 4 * n}], {{%r{first}, %r{first + 1}}};\n"
-    return kernel(body, PARAMETERS, "sm_90a")
+    return kernel(body, (*PARAMETERS, ".u64 a") if a_in_registers else PARAMETERS, "sm_90a")
 
 
-def tcgen05_text(n: int, group: int) -> str:
-    """sm_100a: four warps a CTA; M = 128 with one CTA, 256 with a pair, which splits the rows of A and of B."""
+def tcgen05_text(n: int, group: int, a_in_tensor_memory: bool = False) -> str:
+    """sm_100a: four warps a CTA; M = 128 with one CTA, 256 with a pair, which splits the rows of A and of B.
+
+    A in tensor memory (columns 64 to 95) is read from global memory, parameter `a`.
+    """
     m, columns = 128 * group, n // group
+    allocated = 128 if a_in_tensor_memory else 64
     description = 1 << 4 | 1 << 7 | 1 << 10 | (n >> 3) << 17 | (m >> 4) << 24
     high = 2 << 61 | 1 << 46 | (1024 >> 4) << 32 | 1 << 16
     suffix = f".cta_group::{group}"
     body = _START + "    setp.ne.b32 %p2, %r2, 0; @%p2 bra ALLOCATED;\n    add.s32 %r23, %r20, 16;\n"
-    body += f"    tcgen05.alloc{suffix}.sync.aligned.shared::cta.b32 [%r23], 64;\n    ALLOCATED:\n    bar.sync 0;\n"
-    body += "    barrier.cluster.arrive; barrier.cluster.wait;\n    ld.shared.b32 %r24, [%r20+16];\n    @%p1 bra ISSUED;\n"
+    body += f"    tcgen05.alloc{suffix}.sync.aligned.shared::cta.b32 [%r23], {allocated};\n    ALLOCATED:\n    bar.sync 0;\n"
+    body += "    barrier.cluster.arrive; barrier.cluster.wait;\n    ld.shared.b32 %r24, [%r20+16];\n"
+    if a_in_tensor_memory:
+        words = [f"%r{100 + i}" for i in range(DEPTH // 2)]
+        body += f"    ld.param.b64 %rd30, [a]; shl.b32 %r5, %r3, 7; add.s32 %r5, %r5, %r1; mul.wide.u32 %rd2, %r5, {ROW_BYTES};\n"
+        body += "    add.s64 %rd30, %rd30, %rd2;\n"
+        for i in range(0, len(words), 4):
+            body += f"    ld.global.v4.b32 {{{', '.join(words[i : i + 4])}}}, [%rd30+{4 * i}];\n"
+        body += "    shl.b32 %r41, %r2, 21; add.s32 %r41, %r41, %r24; add.s32 %r41, %r41, 64;\n"
+        body += f"    tcgen05.st.sync.aligned.32x32b.x32.b32 [%r41], {{{', '.join(words)}}};\n    tcgen05.wait::st.sync.aligned;\n"
+        body += "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    barrier.cluster.arrive; barrier.cluster.wait;\n"
+    body += "    @%p1 bra ISSUED;\n"
     body += "    setp.ne.b32 %p3, %r3, 0; @%p3 bra FOLLOW;\n"
     body += f"    mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r20], {(m + n) * ROW_BYTES};\n    FOLLOW:\n"
     body += "    and.b32 %r25, %r20, -16777216; sub.s32 %r26, %r20, %r25; mov.b32 %r30, 0;\n"
@@ -93,7 +119,10 @@ def tcgen05_text(n: int, group: int) -> str:
             body += f"    add.s32 %r40, %r20, {first + 32 * step}; shr.u32 %r40, %r40, 4; and.b32 %r40, %r40, 16383;\n"
             body += f"    cvt.u64.u32 {register}, %r40; or.b64 {register}, {register}, {high};\n"
         body += f"    setp.ne.b32 %p4, {int(step > 0)}, 0;\n"
-        body += f"    tcgen05.mma{suffix}.kind::f16 [%r24], %rd20, %rd21, {description}, %p4;\n"
+        if a_in_tensor_memory:
+            body += f"    add.s32 %r40, %r24, {64 + 8 * step};\n"
+        a = "[%r40]" if a_in_tensor_memory else "%rd20"
+        body += f"    tcgen05.mma{suffix}.kind::f16 [%r24], {a}, %rd21, {description}, %p4;\n"
     commit = f"tcgen05.commit{suffix}.mbarrier::arrive::one.shared::cluster"
     if group == 1:
         body += f"    {commit}.b64 [%r20+8];\n"
@@ -109,8 +138,8 @@ def tcgen05_text(n: int, group: int) -> str:
         for i in range(0, 32, 4):
             body += f"    st.global.v4.b32 [%rd1+{128 * part + 4 * i}], {{{', '.join(registers[i : i + 4])}}};\n"
     body += "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    barrier.cluster.arrive; barrier.cluster.wait;\n    @%p2 bra END;\n"
-    body += f"    tcgen05.relinquish_alloc_permit{suffix}.sync.aligned;\n    tcgen05.dealloc{suffix}.sync.aligned.b32 %r24, 64;\n    END:\n"
-    return kernel(body, PARAMETERS, "sm_100a")
+    body += f"    tcgen05.relinquish_alloc_permit{suffix}.sync.aligned;\n    tcgen05.dealloc{suffix}.sync.aligned.b32 %r24, {allocated};\n    END:\n"
+    return kernel(body, (*PARAMETERS, ".u64 a") if a_in_tensor_memory else PARAMETERS, "sm_100a")
 
 
 def _map(values: np.ndarray, rows: int) -> tuple[np.ndarray, TensorMap]:
@@ -127,7 +156,8 @@ def run_gemm(
     bits_b, map_b = _map(b, n // ctas)
     out = np.full((a.shape[0], n), np.nan, np.float32)
     shared = 2048 + (a.shape[0] + n) // ctas * ROW_BYTES
-    report = launch(text, "k", ctas, 128, ctas, shared, [map_a, map_b, out], memory=[bits_a, bits_b], **options)
+    args = [map_a, map_b, out] + ([bits_a] if ".u64 a" in text else [])
+    report = launch(text, "k", ctas, 128, ctas, shared, args, memory=[bits_a, bits_b], **options)
     return out, report
 
 

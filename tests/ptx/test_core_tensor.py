@@ -46,6 +46,17 @@ def test_products_of_integers_are_exact(form: str, schedule: str, n: int):
     np.testing.assert_array_equal(out, a @ b.T)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_need_not_be_in_shared_memory(form: str, schedule: str):
+    """A from registers (wgmma) or tensor memory (tcgen05)."""
+    a, b = operands(form)
+    text = wgmma_text(64, a_in_registers=True) if form == "wgmma" else tcgen05_text(64, FORMS[form][1], a_in_tensor_memory=True)
+    out, report = run_gemm(text, a, b, ctas=FORMS[form][1], schedule=schedule, seed=1)
+    np.testing.assert_array_equal(out, a @ b.T)
+    assert report.counts.macs_issued == a.shape[0] * 64 * DEPTH
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_step_of_sixteen_is_rounded_once(form: str):
     """The documented rule, on values whose sums are not exact."""

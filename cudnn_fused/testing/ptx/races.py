@@ -1,8 +1,8 @@
 """Happens-before checks by vector clocks, over shared and tensor memory.
 
 Agents are the warps and the asynchronous pipes they feed: a warp's tensor-core pipe, its bulk-store groups, its cp.async
-groups, its tensor-memory loads and stores, and every mbarrier (for the bulk copies that complete on it). Operations of one
-agent complete in order, so one counter per agent says how many of them an observer may rely on: its *clock* of that agent.
+groups, its tensor-memory loads and stores, and every mbarrier (for the bulk copies that complete on it, by phase). One counter
+per agent says how many of its operations an observer may rely on: the observer's *clock* of that agent.
 Clocks travel with barrier arrivals, commits and completed transactions, and are joined by waits.
 
 A clock has two rows. Row ORDERED holds what happened before; row PUBLISHED what of it a `fence.proxy.async` has made visible
@@ -89,7 +89,7 @@ class Agents:
     barriers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.count = 1 + self.ctas * self.warps * len(Pipe)
+        self.count = self.first_barrier = 1 + self.ctas * self.warps * len(Pipe)
         self.capacity = self.count + self.ctas * MBARRIERS_PER_CTA
         self.generic = np.zeros(self.capacity, bool)
         for pipe in _GENERIC_PIPES:
@@ -122,13 +122,18 @@ class Agents:
         knows = access.knows
         published = writes and access.asynchronous
         visible = np.where(self.generic, knows[PUBLISHED], knows[ORDERED]) if published else knows[ORDERED].copy()
-        visible[access.agent] = _EVERYTHING
+        if self.in_order(access.agent):
+            visible[access.agent] = _EVERYTHING
         return visible
+
+    def in_order(self, agent: int) -> bool:
+        """Whether the operations of an agent follow each other; bulk copies of one mbarrier do not."""
+        return agent < self.first_barrier
 
     def relies_on(self, access: Access, key: int, writes: bool) -> bool:
         """Whether one earlier access is ordered before `access`."""
         agent = key >> _AGENT_SHIFT
-        if agent == access.agent:
+        if agent == access.agent and self.in_order(agent):
             return True
         row = PUBLISHED if writes and access.asynchronous and self.generic[agent] else ORDERED
         return bool((key >> _CLOCK_SHIFT) & _CLOCK_MASK <= access.knows[row, agent])
