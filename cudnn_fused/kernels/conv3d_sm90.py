@@ -50,15 +50,38 @@ from cudnn_fused.kernels.device import (
     wait,
     wait_cluster,
 )
-from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, TAPS, PaddedGrid
+from cudnn_fused.kernels.padded_grid import HALO, TAPS, PaddedGrid
 from cudnn_fused.kernels.rows import Tensors
+from cudnn_fused.kernels.schedule import TileOrder
 from cudnn_fused.kernels.tiling_sm90 import CONSUMERS, M_BLOCK, TileConfig
 
-# Matrix descriptor: 128-byte swizzle, 1024 bytes from one group of eight rows to the next, leading offset unused (1).
-DESCRIPTOR = (1 << 62) | ((SWIZZLE_ROWS * ROW_BYTES // DESCRIPTOR_UNIT) << 32) | (1 << 16)
-CYCLES_PER_NANOSECOND = 1.6
-PAUSED_SHARE = 0.5  # of the time that a tile takes
+UNIT_CHANNELS = DESCRIPTOR_UNIT // ELEMENT_BYTES
 STAGING_BARRIER = 1  # named barriers STAGING_BARRIER + consumer
+
+
+@dataclass(frozen=True)
+class Swizzle:
+    """How the 16-byte units of a shared-memory row are permuted: over 128 bytes, or over 64."""
+
+    value: cuda.TensorMapSwizzle
+    mode: int  # in bits 62 and 63 of a matrix descriptor
+    row_bytes: int
+
+    def descriptor(self, place: Int32) -> Int64:
+        """Matrix descriptor of a K-major operand: groups of eight rows one behind the other, no leading offset (1).
+
+        ``place`` counts 16-byte units. The permutation depends on address bits alone, so it may be any row of a tile.
+        """
+        group = SWIZZLE_ROWS * self.row_bytes // DESCRIPTOR_UNIT
+        constant = (self.mode << 62) | (group << 32) | (1 << 16)
+        return Int64(place) + Int64(constant - (constant >> 63 << 64))
+
+
+SWIZZLES = {
+    K_CHUNK: Swizzle(cuda.TensorMapSwizzle.s128b, 1, ROW_BYTES),
+    K_CHUNK // 2: Swizzle(cuda.TensorMapSwizzle.s64b, 2, ROW_BYTES // 2),
+}
+"""By the channels of a row."""
 
 
 class Role(enum.IntEnum):
@@ -76,18 +99,6 @@ class Loader(enum.IntEnum):
 
 
 THREADS = (Role.LOADERS + 1) * WARPGROUP
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a tile lies. Values of a running kernel."""
-
-    n: Int32
-    t: Int32
-    row: Int32  # first row in its frame
-    channel: Int32  # first output channel
-    first_unit: Int32  # of this CTA's share of the reduction
-    end_unit: Int32
 
 
 @dataclass(frozen=True)
@@ -206,23 +217,18 @@ class Conv3dSm90:
     CONSUMER_REGISTERS = 192
     EPILOGUE_REGISTERS = 104
     LOADER_REGISTERS = 24
-    FRAMES_FASTEST = True
 
     def __init__(self, spec: Conv3dSpec, config: TileConfig) -> None:
         problem = config.problem(spec)
         if problem:
             raise ValueError(f"{config} cannot serve {spec}: {problem}")
         self.spec, self.config = spec, config
-        self.n_tiles = spec.co // config.tile_n
-        self.UNIT_PAUSE = int(config.unit_cycles(spec) * PAUSED_SHARE / CYCLES_PER_NANOSECOND)
+        self.order = TileOrder(spec, config.tile_m, config.tile_n)
+        # Channels that a stage holds of each chunk of a unit: half a chunk where that is all there is, because shared
+        # memory is the bottleneck and zeros take as long to write as numbers.
+        self.widths = tuple(K_CHUNK if steps > K_CHUNK // K_STEP // 2 else K_CHUNK // 2 for steps in spec.unit_steps)
 
     # --- host ------------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def tile_count(spec: Conv3dSpec, config: TileConfig, grid: PaddedGrid) -> int:
-        """Tiles of a launch."""
-        frame_tiles = (grid.frame_rows + config.tile_m - 1) // config.tile_m
-        return grid.n * grid.out_t * frame_tiles * (spec.co // config.tile_n)
 
     @cute.jit
     def __call__(
@@ -246,31 +252,14 @@ class Conv3dSm90:
         stream,
     ):
         """Launch. Tensors are device addresses, 0 for those that the operation does not use."""
-        spec, config = self.spec, self.config
-        # A long pixel of joined taps begins at every pixel but the last two.
-        rows = n * t * h * w - (HALO if spec.joins_w_taps else 0)
-        a_map = cuda.create_tensor_map_tiled(
-            global_address=input,
-            dtype=BFloat16,
-            global_dims=(spec.gemm_channels, rows),
-            global_strides=(spec.ci * ELEMENT_BYTES // DESCRIPTOR_UNIT,),
-            box_dims=(K_CHUNK, config.a_rows // config.a_boxes),
-            swizzle=cuda.TensorMapSwizzle.s128b,
-        )
-        b_map = cuda.create_tensor_map_tiled(
-            global_address=weight,
-            dtype=BFloat16,
-            global_dims=(spec.gemm_channels, spec.taps, spec.co),
-            global_strides=(
-                spec.weight_tap * ELEMENT_BYTES // DESCRIPTOR_UNIT,
-                spec.weight_row * ELEMENT_BYTES // DESCRIPTOR_UNIT,
-            ),
-            box_dims=(K_CHUNK, 1, config.n_block),
-            swizzle=cuda.TensorMapSwizzle.s128b,
-        )
+        grid = PaddedGrid(n, t, h, w)
+        a_map, b_map = self.tensor_maps(input, weight, grid, max(self.widths))
+        a_narrow_map, b_narrow_map = self.tensor_maps(input, weight, grid, min(self.widths))
         self.kernel(
             a_map,
             b_map,
+            a_narrow_map,
+            b_narrow_map,
             bias,
             gamma,
             residual,
@@ -292,6 +281,32 @@ class Conv3dSm90:
             use_pdl=True,
         )
 
+    def tensor_maps(self, input: Int64, weight: Int64, grid: PaddedGrid, width: int):
+        """Tensor maps of activations and weights for stages of ``width`` channels."""
+        spec, config = self.spec, self.config
+        swizzle = SWIZZLES[width].value
+        a_map = cuda.create_tensor_map_tiled(
+            global_address=input,
+            dtype=BFloat16,
+            # A long pixel of joined taps begins at every pixel but the last two.
+            global_dims=(spec.gemm_channels, grid.pixels - (HALO if spec.joins_w_taps else 0)),
+            global_strides=(spec.ci * ELEMENT_BYTES // DESCRIPTOR_UNIT,),
+            box_dims=(width, config.a_rows // config.a_boxes),
+            swizzle=swizzle,
+        )
+        b_map = cuda.create_tensor_map_tiled(
+            global_address=weight,
+            dtype=BFloat16,
+            global_dims=(spec.gemm_channels, spec.taps, spec.co),
+            global_strides=(
+                spec.weight_tap * ELEMENT_BYTES // DESCRIPTOR_UNIT,
+                spec.weight_row * ELEMENT_BYTES // DESCRIPTOR_UNIT,
+            ),
+            box_dims=(width, 1, config.n_block),
+            swizzle=swizzle,
+        )
+        return a_map, b_map
+
     # --- device ----------------------------------------------------------------------------------------------------
 
     @cute.kernel
@@ -299,6 +314,8 @@ class Conv3dSm90:
         self,
         a_map: cutlass.GridConstant[cuda.TensorMap],
         b_map: cutlass.GridConstant[cuda.TensorMap],
+        a_narrow_map: cutlass.GridConstant[cuda.TensorMap],
+        b_narrow_map: cutlass.GridConstant[cuda.TensorMap],
         bias: Int64,
         gamma: Int64,
         residual: Int64,
@@ -329,9 +346,9 @@ class Conv3dSm90:
             prims.setmaxregister(self.LOADER_REGISTERS, prims.SetMaxRegisterAction.DECREASE)
             loader = warp % (WARPGROUP // WARP)
             if loader == Loader.ACTIVATIONS:
-                self.load_activations(shared, a_map, grid)
+                self.load_activations(shared, a_map, a_narrow_map, grid)
             elif loader == Loader.WEIGHTS:
-                self.load_weights(shared, b_map, grid)
+                self.load_weights(shared, b_map, b_narrow_map, grid)
         elif warpgroup == Role.EPILOGUE:
             prims.setmaxregister(self.EPILOGUE_REGISTERS, prims.SetMaxRegisterAction.DECREASE)
             tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
@@ -344,74 +361,42 @@ class Conv3dSm90:
         prims.barrier_cluster_wait()
 
     def cluster(self) -> tuple[Int32, Int32, Int32, Int32]:
-        """This CTA's rank in its cluster, the cluster's size and number, and the number of clusters."""
+        """This CTA's rank in its cluster, the cluster's size, its first tile and the step to the next.
+
+        The CTAs of a cluster work on one tile, each on its share of the reduction.
+        """
         size = cute.arch.make_warp_uniform(cute.arch.block_in_cluster_dim()[0])
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         return rank, size, cute.arch.block_idx()[0] // size, cute.arch.grid_dim()[0] // size
 
-    def tiles(self, grid: PaddedGrid) -> Int32:
-        return self.tile_count(self.spec, self.config, grid)
-
-    def frame_tiles(self, grid: PaddedGrid) -> Int32:
-        return (grid.frame_rows + (self.config.tile_m - 1)) // self.config.tile_m
-
-    def place(self, tile: Int32, grid: PaddedGrid, rank: Int32, split: Int32) -> Place:
-        """Decode a tile number.
-
-        The channels vary fastest, then the frames: the tiles that run at a time read the same input frames, which
-        then come from device memory once and not three times.
-        """
-        m_tile, n_tile = divide(tile, Int32(self.n_tiles))
-        if cutlass.const_expr(self.FRAMES_FASTEST):
-            column, t = divide(m_tile, grid.out_t)
-            n, first = divide(column, self.frame_tiles(grid))
-            if self.spec.leading_zero_frames:
-                # Frames then differ in their work; no CTA shall meet the same one in every turn.
-                t = divide(t + first, grid.out_t)[1]
-        else:
-            frame, first = divide(m_tile, self.frame_tiles(grid))
-            n, t = divide(frame, grid.out_t)
-        units = TAP_ROWS * self.spec.tap_row_units
-        skipped = Int32(0)
-        if self.spec.leading_zero_frames:
-            # Tap frames t + dt < leading_zero_frames hold zeros.
-            skipped = cutlass.max(self.spec.leading_zero_frames - t, 0) * (TAPS * self.spec.tap_row_units)
-        remaining = units - skipped
-        return Place(
-            n=n,
-            t=t,
-            row=first * self.config.tile_m,
-            channel=n_tile * self.config.tile_n,
-            first_unit=skipped + remaining * rank // split,
-            end_unit=skipped + remaining * (rank + 1) // split,
-        )
-
     @cute.jit
-    def load_activations(self, shared: Shared, a_map, grid: PaddedGrid):
+    def load_activations(self, shared: Shared, wide_map, narrow_map, grid: PaddedGrid):
         """One warp: for every unit of every tile, the pixels under the tile's rows and its halo."""
         config, spec = self.config, self.spec
         rank, split, tile, step = self.cluster()
-        tiles = self.tiles(grid)
+        tiles = self.order.count(grid)
         stage = Cursor.writing(config.a_stages)
         box_rows = config.a_rows // config.a_boxes
         while tile < tiles:
-            place = self.place(tile, grid, rank, split)
+            place = self.order.place(tile, grid, rank, split)
             origin = grid.window(place.n, place.t) + place.row
             unit = place.first_unit
             while unit < place.end_unit:
                 tap_row = unit // spec.tap_row_units
                 pixel = origin + grid.tap_shift(tap_row // TAPS, tap_row % TAPS)
                 first_channel = (unit % spec.tap_row_units) * K_CHUNK
-                for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+                for chunk, width in enumerate(self.widths):
+                    tensor_map = wide_map if width == max(self.widths) else narrow_map
+                    row_bytes = width * ELEMENT_BYTES
                     wait(shared.a_empty.subview(stage.index), stage.phase)
                     if prims.elect_sync():
                         full = shared.a_full.subview(stage.index)
-                        prims.mbarrier_arrive_expect_tx(full, config.a_stage_bytes)
+                        prims.mbarrier_arrive_expect_tx(full, config.a_rows * row_bytes)
                         for box in cutlass.range_constexpr(config.a_boxes):
-                            offset = stage.index * config.a_stage_bytes + box * box_rows * ROW_BYTES
+                            offset = stage.index * config.a_stage_bytes + box * box_rows * row_bytes
                             prims.cp_async_bulk_tensor_shared_cluster_global(
                                 shared.a.subview(offset),
-                                a_map.get_ptr(),
+                                tensor_map.get_ptr(),
                                 (first_channel + chunk * K_CHUNK, pixel + box * box_rows),
                                 full,
                                 [],
@@ -421,28 +406,29 @@ class Conv3dSm90:
             tile += step
 
     @cute.jit
-    def load_weights(self, shared: Shared, b_map, grid: PaddedGrid):
+    def load_weights(self, shared: Shared, wide_map, narrow_map, grid: PaddedGrid):
         """One warp: for every chunk of every unit, a stage per tap along W and per block of output channels."""
         config, spec = self.config, self.spec
         rank, split, tile, step = self.cluster()
-        tiles = self.tiles(grid)
+        tiles = self.order.count(grid)
         stage = Cursor.writing(config.b_stages)
         while tile < tiles:
-            place = self.place(tile, grid, rank, split)
+            place = self.order.place(tile, grid, rank, split)
             unit = place.first_unit
             while unit < place.end_unit:
                 first_tap = (unit // spec.tap_row_units) * spec.w_taps
                 first_channel = (unit % spec.tap_row_units) * K_CHUNK
-                for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+                for chunk, width in enumerate(self.widths):
+                    tensor_map = wide_map if width == max(self.widths) else narrow_map
                     for s in cutlass.range_constexpr(spec.w_taps):
                         for n in cutlass.range_constexpr(config.n_blocks):
                             wait(shared.b_empty.subview(stage.index), stage.phase)
                             if prims.elect_sync():
                                 full = shared.b_full.subview(stage.index)
-                                prims.mbarrier_arrive_expect_tx(full, config.b_stage_bytes)
+                                prims.mbarrier_arrive_expect_tx(full, config.n_block * width * ELEMENT_BYTES)
                                 prims.cp_async_bulk_tensor_shared_cluster_global(
                                     shared.b.subview(stage.index * config.b_stage_bytes),
-                                    b_map.get_ptr(),
+                                    tensor_map.get_ptr(),
                                     (
                                         first_channel + chunk * K_CHUNK,
                                         first_tap + s,
@@ -460,20 +446,14 @@ class Conv3dSm90:
         """A consumer: accumulate each tile, then stage it for the epilogue."""
         config = self.config
         rank, split, tile, step = self.cluster()
-        tiles = self.tiles(grid)
+        tiles = self.order.count(grid)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         a, b = Cursor.reading(config.a_stages), Cursor.reading(config.b_stages)
-        a_base = self.descriptor(shared.a, consumer * (config.consumer_rows * ROW_BYTES))
-        b_base = self.descriptor(shared.b, 0)
         phase = Int32(0)  # of the tile: alternates
         while tile < tiles:
-            place = self.place(tile, grid, rank, split)
+            place = self.order.place(tile, grid, rank, split)
             units = place.end_unit - place.first_unit
-            sums = Accumulators.zero(config)
-            if place.row + consumer * config.consumer_rows < grid.frame_rows:
-                sums, a, b = self.accumulate(shared, sums, a, b, a_base, b_base, units, thread)
-            else:
-                a, b = self.pass_over(shared, a, b, units, thread)
+            sums, a, b = self.accumulate(shared, a, b, units, consumer, thread)
             wait(shared.drained.subview(consumer), phase ^ 1)
             if split > 1:
                 self.exchange_partial_sums(shared, sums, consumer, rank, split, thread, phase)
@@ -484,37 +464,33 @@ class Conv3dSm90:
             tile += step
 
     @cute.jit
-    def accumulate(
-        self,
-        shared: Shared,
-        sums: Accumulators,
-        a: Cursor,
-        b: Cursor,
-        a_base: Int64,
-        b_base: Int64,
-        units: Int32,
-        thread: Int32,
-    ):
+    def accumulate(self, shared: Shared, a: Cursor, b: Cursor, units: Int32, consumer: Int32, thread: Int32):
         """Multiply the stages of a tile as they arrive. Returns the sums and where the rings then stand."""
         config, spec = self.config, self.spec
+        sums = Accumulators.zero(config)
+        a_base, b_base = self.place_of(shared.a), self.place_of(shared.b)
+        first_row = consumer * config.consumer_rows
         a_busy, b_busy = Int32(-1), Int32(-1)  # stages that issued, unfinished wgmmas still read
         unit = Int32(0)
         while unit < units:
-            for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
+            for chunk, width in enumerate(self.widths):
+                swizzle = SWIZZLES[width]
                 wait(shared.a_full.subview(a.index), a.phase)
+                row_units, step_units = width // UNIT_CHANNELS, K_STEP // UNIT_CHANNELS
+                a_stage = a_base + a.index * (config.a_stage_bytes // DESCRIPTOR_UNIT) + first_row * row_units
                 for s in cutlass.range_constexpr(spec.w_taps):
                     for n in cutlass.range_constexpr(config.n_blocks):
                         wait(shared.b_full.subview(b.index), b.phase)
+                        b_stage = b_base + b.index * (config.b_stage_bytes // DESCRIPTOR_UNIT)
                         prims.wgmma_fence_aligned()
                         for k in cutlass.range_constexpr(spec.unit_steps[chunk]):
-                            step = k * K_STEP * ELEMENT_BYTES
                             for m in cutlass.range_constexpr(config.m_blocks):
-                                shift = (m * M_BLOCK + s) * ROW_BYTES + step
+                                a_row = a_stage + (m * M_BLOCK + s) * row_units
                                 sums.multiply(
                                     m,
                                     n,
-                                    self.moved(a_base, a.index * config.a_stage_bytes + shift),
-                                    self.moved(b_base, b.index * config.b_stage_bytes + step),
+                                    swizzle.descriptor(a_row + k * step_units),
+                                    swizzle.descriptor(b_stage + k * step_units),
                                 )
                         prims.wgmma_commit_group_sync_aligned()
                         # All groups but the newest are done: what the one before it read is free.
@@ -532,29 +508,9 @@ class Conv3dSm90:
         self.release(shared.a_empty, a_busy, thread)
         return sums, a, b
 
-    @cute.jit
-    def pass_over(self, shared: Shared, a: Cursor, b: Cursor, units: Int32, thread: Int32):
-        """Give back the stages of a tile of which all rows of this consumer lie below the frame."""
-        unit = Int32(0)
-        while unit < units:
-            for _ in cutlass.range_constexpr(len(self.spec.unit_steps)):
-                wait(shared.a_full.subview(a.index), a.phase)
-                self.release(shared.a_empty, a.index, thread)
-                a.advance()
-                for _ in cutlass.range_constexpr(self.spec.w_taps * self.config.n_blocks):
-                    wait(shared.b_full.subview(b.index), b.phase)
-                    self.release(shared.b_empty, b.index, thread)
-                    b.advance()
-            unit += 1
-        return a, b
-
-    def descriptor(self, tile: cutlass.Array, offset: Int32) -> Int64:
-        address = cute.arch.make_warp_uniform(tile.data_ptr().toint().to(Int32)) + offset
-        return Int64(DESCRIPTOR) | Int64((address & 0x3FFFF) // DESCRIPTOR_UNIT)
-
-    def moved(self, descriptor: Int64, offset: Int32) -> Int64:
-        """Shared memory ends before the address field does, so adding to it never carries out of the field."""
-        return descriptor + Int64(offset // DESCRIPTOR_UNIT)
+    def place_of(self, tile: cutlass.Array) -> Int32:
+        """Where a tile begins, in 16-byte units, as matrix descriptors count."""
+        return cute.arch.make_warp_uniform(tile.data_ptr().toint().to(Int32) >> 4) & 0x3FFF
 
     @cute.jit
     def release(self, empty: cutlass.Array, stage: Int32, thread: Int32):
@@ -711,14 +667,12 @@ class Conv3dSm90:
     def finish_rows(self, shared: Shared, grid: PaddedGrid, tensors: Tensors):
         """The epilogue warpgroup: finish staged rows, and fill what no row falls on.
 
-        ``lanes`` neighbouring lanes share a row; lane ``l`` has the chunks ``l, l + lanes, ...`` of it. All CTAs reach
-        the end of a tile at about the same time, and bursts of stores from all of them would starve the loaders. So
-        the work is spread over the time that the next tile takes: every tile has its share of the filling, and a
-        pause follows each step.
+        ``lanes`` neighbouring lanes share a row; lane ``l`` has the chunks ``l, l + lanes, ...`` of it. The filling is
+        shared out over the tiles and done while each is computed.
         """
         config, finish = self.config, self.spec.finish
         rank, split, tile, step = self.cluster()
-        tiles = self.tiles(grid)
+        tiles = self.order.count(grid)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         lane, slot = thread % config.lanes, thread // config.lanes
         rows_at_once = WARPGROUP // config.lanes
@@ -727,21 +681,15 @@ class Conv3dSm90:
         filler_step = cute.arch.grid_dim()[0] * rows_at_once
         turns = (tiles - tile + step - 1) // step
         filled_each_turn = ((fillers + filler_step - 1) // filler_step + turns - 1) // turns
-        steps_each_turn = filled_each_turn + CONSUMERS * ((owned_rows + rows_at_once - 1) // rows_at_once)
         phase = Int32(0)
         while tile < tiles:
-            place = self.place(tile, grid, rank, split)
-            pause = (place.end_unit - place.first_unit) * self.UNIT_PAUSE // steps_each_turn
+            place = self.order.place(tile, grid, rank, split)
             filled = Int32(0)
             while filled < filled_each_turn:
                 if filler < fillers:
                     finish.fill(grid, filler, lane, config.lanes, tensors)
                 filler += filler_step
                 filled += 1
-                prims.nanosleep(pause)
-            tile += step
-            if tile >= tiles:
-                pause = Int32(0)  # nothing is left to spare
             for consumer in cutlass.range_constexpr(CONSUMERS):
                 wait(shared.staged.subview(consumer), phase)
                 index = slot
@@ -752,10 +700,9 @@ class Conv3dSm90:
                     channel = place.channel + lane * CHUNK_CHANNELS
                     finish.store(main, grid, place.n, place.t, ho, wo, channel, config.lanes, tensors)
                     index += rows_at_once
-                    if pause > 0:
-                        prims.nanosleep(pause)
                 prims.mbarrier_arrive(shared.drained.subview(consumer))
             phase = phase ^ 1
+            tile += step
 
     def staged_row(self, shared: Shared, row: Int32, lane: Int32) -> postops.Fragment:
         fragment = []

@@ -8,6 +8,7 @@ from cudnn_fused.kernels.conv3d_sm90 import Conv3dSm90
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.launching import CONV_OPERANDS, Kernels, Machine, compiled
 from cudnn_fused.kernels.padded_grid import PaddedGrid
+from cudnn_fused.kernels.schedule import TileOrder
 from cudnn_fused.kernels.tiling_sm90 import choose, resident_clusters, tiles_for
 from cudnn_fused.targets import SM90
 
@@ -28,5 +29,6 @@ class Sm90Kernels(Kernels):
             for tile in tiles
         }
         tile, split = choose(spec, tiles, grid, machine.multiprocessors)
-        clusters = min(Conv3dSm90.tile_count(spec, tile, grid), resident_clusters(split, machine.multiprocessors))
+        tiles_in_all = TileOrder(spec, tile.tile_m, tile.tile_n).count(grid)
+        clusters = min(tiles_in_all, resident_clusters(split, machine.multiprocessors))
         return launchers[tile], (grid.n, grid.t, grid.h, grid.w, split, clusters)

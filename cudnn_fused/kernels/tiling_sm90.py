@@ -18,7 +18,7 @@ CONSUMERS = 2  # warpgroups that multiply
 M_BLOCK = 64  # rows of one wgmma
 MAX_BOX_ROWS = 256  # of a TMA box
 MAX_ACCUMULATORS = 160  # registers of a consumer thread that leave enough for everything else
-SHARED_BYTES = 227 * 1024 - 1024  # of a CTA, less what the compiler reserves and aligns
+SHARED_BYTES = 227 * 1024
 
 
 @dataclass(frozen=True)
