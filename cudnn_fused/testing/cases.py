@@ -169,7 +169,7 @@ def make_inputs(case: Case, device: torch.device | str, *, integers: bool, seed:
     for operand in case.operation.inputs:
         if operand.name in case.present:
             made[operand.name] = _make_input(case, operand.name, operand.shape.evaluate(case.extents), values)
-    made["input"][:, : case.leading_zero_frames] = 0
+    made["input"][:, : case.options.get("leading_zero_frames", 0)] = 0
     return made
 
 

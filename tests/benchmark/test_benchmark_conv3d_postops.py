@@ -207,6 +207,37 @@ def test_production_covers_an_encode(benchmark: ModuleType) -> None:
         assert entry.case.bytes > 0
 
 
+def test_goals_are_compared(benchmark: ModuleType) -> None:
+    goals = (
+        benchmark.Goal("conv_ratio", 1.2),
+        benchmark.Goal("over_raw", 1.05, at_most=True),
+        benchmark.Goal("gbs", 1),
+    )
+    case = Case("conv3d_raw", 1, 1, 1, 1, (160, 160))
+    row = benchmark.Row(benchmark.Entry(case, "test", goals), {"ours_ms": 1.0, "conv_ratio": 1.2, "over_raw": 1.06})
+    assert row.goals == [(goals[0], True), (goals[1], False)]
+    assert [goal["met"] for goal in row.as_dict()["goals"]] == [True, False]
+    assert "conv_ratio >= 1.2: met" in benchmark.line(row)
+    assert "over_raw <= 1.05: MISSED (1.060)" in benchmark.line(row)
+
+
+def test_figures_follow_from_times(benchmark: ModuleType) -> None:
+    """Rates and ratios of made-up times."""
+    case = Case("conv3d_raw", 1, 2, 10, 10, (160, 160), leading_zero_frames=1)
+    flops = 2 * (2 + 3) * 9 * 10 * 10 * 160 * 160  # the first frame has two temporal taps
+    assert case.flops == flops
+    timing = benchmark.Timing({"ours": [2.0, 1.0, 3.0], "conv": [5.0, 3.0, 1.0], "cublas": [4.0, 4.0, 4.0]})
+    found = benchmark.figures(case, timing, "cublas", 8.0 * flops)
+    assert found["conv_ratio"] == 1.5
+    assert found["tflops"] == pytest.approx(flops / 2e-3 / 1e12)
+    assert found["cublas_share"] == pytest.approx((1 / 2) / (8 / 4))
+    norm = Case("rmsnorm_silu_pad", 2, 3, 4, 5, (160,), history=1)
+    moved = 2 * 160 * (2 * 3 * 4 * 5 + 1 + 2 * 5 * 6 * 7 + 2 * 2 * 4 * 5 + 2 * 1 * 4 * 5)
+    assert norm.bytes == moved
+    timing = benchmark.Timing({"ours": [1.0], "copy": [1.0]})
+    assert benchmark.figures(norm, timing, "copy", 2 * moved)["copy_share"] == pytest.approx(0.5)
+
+
 def test_goals_are_about_figures_that_exist(benchmark: ModuleType) -> None:
     goals = {goal.figure for entry in benchmark.production() for goal in entry.goals}
     assert goals == {"conv_ratio", "cublas_share", "over_raw", "compile_ratio", "copy_share"}

@@ -32,7 +32,7 @@ from measure import (
     operand_sets,
     write_json,
 )
-from production import Entry, production, tiny
+from production import Entry, Goal, production, tiny
 
 from cudnn_fused.backends import REFERENCE, select_backend
 from cudnn_fused.plan import Plan
@@ -110,6 +110,11 @@ class Row:
     compilations: str = ""  # what was compiled while it should have been timed
     note: str = ""
 
+    @property
+    def goals(self) -> list[tuple[Goal, bool]]:
+        """The goals about figures that were taken, and whether each is met."""
+        return [(g, g.met(self.figures[g.figure])) for g in self.entry.goals if g.figure in self.figures]
+
     def as_dict(self) -> dict[str, Any]:
         case = self.entry.case
         return {
@@ -126,13 +131,8 @@ class Row:
             "note": self.note,
             "figures": self.figures,
             "goals": [
-                {
-                    "figure": goal.figure,
-                    "bound": goal.bound,
-                    "at_most": goal.at_most,
-                    "met": goal.met(self.figures[goal.figure]) if goal.figure in self.figures else None,
-                }
-                for goal in self.entry.goals
+                {"figure": goal.figure, "bound": goal.bound, "at_most": goal.at_most, "met": met}
+                for goal, met in self.goals
             ],
         }
 
@@ -239,9 +239,8 @@ def line(row: Row) -> str:
     ]
     goals = [
         f"{goal.figure} {'<=' if goal.at_most else '>='} {goal.bound:g}: "
-        f"{'met' if goal.met(row.figures[goal.figure]) else f'MISSED ({row.figures[goal.figure]:.3f})'}"
-        for goal in row.entry.goals
-        if goal.figure in row.figures
+        f"{'met' if met else f'MISSED ({row.figures[goal.figure]:.3f})'}"
+        for goal, met in row.goals
     ]
     return f"{settings} {' '.join(cells)}  {'; '.join(goals)}"
 
@@ -355,7 +354,7 @@ def main(argv: Sequence[str] | None = None, run: Execute = execute) -> int:
     print(describe(arguments))
     print(header())
     rows = []
-    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True):
         for entry in chosen:
             row = evaluate(entry, arguments, run)
             rows.append(row)
@@ -368,6 +367,9 @@ def main(argv: Sequence[str] | None = None, run: Execute = execute) -> int:
     wrong = sum(bool(row.faults) for row in rows)
     compiled = sum(bool(row.compilations) for row in rows)
     print(f"{len(rows)} cases, {wrong} wrong, {compiled} not timed because something was compiled meanwhile")
+    goals = [met for row in rows for _, met in row.goals]
+    if goals:
+        print(f"{sum(goals)} of {len(goals)} goals met")
     return 1 if wrong or compiled else 0
 
 
