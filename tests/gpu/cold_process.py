@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from cudnn_fused.testing.cases import Case, make_inputs
-from tests.gpu.harness import TYPICAL, Prepared, assert_equals_reference, call, make_plan, prepare
+from cudnn_fused.testing.cases import Case, Operands, make_inputs, make_plan
+from tests.gpu.harness import TYPICAL, Prepared, assert_equals_reference, call, prepare
 
 THREADS = 4
 GREEN_MULTIPROCESSORS = 16
@@ -46,7 +46,13 @@ def in_threads(work: Callable[[int], None]) -> None:
 
 
 def threads_one_key() -> None:
-    in_threads(lambda _: one_call())
+    operands = make_inputs(CASE, GPU, integers=True)
+    results: list[Operands] = []
+    in_threads(lambda _: results.append(call(CASE, operands)))
+    torch.cuda.synchronize()
+    assert len(results) == THREADS
+    for result in results:
+        assert_equals_reference(CASE, operands, result)
 
 
 def threads_many_classes() -> None:

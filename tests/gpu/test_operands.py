@@ -25,9 +25,17 @@ def assert_nothing_written(prepared: Prepared) -> None:
 def refused(prepared: Prepared, error: type[Exception], match: str, **replaced: Any) -> None:
     """``execute`` with some operands replaced must raise, and write nothing."""
     plan = make_plan(prepared.case, prepared.operands)
+    # Without what holds no data, and views that are not what their memory holds.
+    before = {name: tensor.clone() for name, tensor in replaced.items() if has_data(tensor)}
     with pytest.raises(error, match=match):
         plan.execute(**{**prepared.operands, **replaced})  # type: ignore[attr-defined]
     assert_nothing_written(prepared)
+    for name, tensor in before.items():
+        assert_same_bits(replaced[name], tensor)
+
+
+def has_data(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and not tensor.is_meta and not tensor.is_neg()
 
 
 # --- strides -------------------------------------------------------------------------------------------------------
