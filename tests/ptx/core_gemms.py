@@ -1,7 +1,7 @@
 """Small matrix products in handwritten PTX, for sm_90a and sm_100a: D = A B^T with A [M, 64] and B [N, 64] in BF16.
 
-Both operands arrive by bulk tensor copies with the 128-byte swizzle; D leaves as FP32. The texts are plain so that tests can
-break them by replacing a line.
+Both operands arrive by bulk tensor copies with the 128-byte swizzle; D leaves as FP32. The texts are plain so that
+tests can break them by replacing a line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PARAMETERS = (".align 64 .b8 map_a[128]", ".align 64 .b8 map_b[128]", ".u64 out"
 
 # %r20 shared base; +0 mbarrier of the loads, +8 mbarrier of the MMAs, +16 address in tensor memory, A from +1024 on.
 _START = """
-    ld.param.b64 %rd0, [out]; mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; mov.u32 %r3, %cluster_ctarank;
+    ld.param.b64 %rd0, [out]; mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem;
+    mov.u32 %r3, %cluster_ctarank;
     mov.b64 %rd10, map_a; mov.b64 %rd11, map_b;
     setp.ne.b32 %p1, %r1, 0; @%p1 bra READY;
     mbarrier.init.shared.b64 [%r20], 1;
@@ -56,12 +57,20 @@ def wgmma_text(n: int, a_in_registers: bool = False) -> str:
         body += f"    mov.b32 %r{100 + i}, 0;\n"
     if a_in_registers:
         # Thread 32 w + 4 g + q, register 2 b + h of a step: row 16 w + 8 h + g, columns 8 b + 2 q and the next.
-        body += "    ld.param.b64 %rd30, [a]; and.b32 %r4, %r1, 31; shr.u32 %r5, %r4, 2; shl.b32 %r6, %r2, 4; add.s32 %r5, %r5, %r6;\n"
-        body += f"    mul.lo.s32 %r5, %r5, {ROW_BYTES}; and.b32 %r7, %r1, 3; shl.b32 %r7, %r7, 2; add.s32 %r5, %r5, %r7;\n"
+        body += (
+            "    ld.param.b64 %rd30, [a]; and.b32 %r4, %r1, 31; shr.u32 %r5, %r4, 2; "
+            "shl.b32 %r6, %r2, 4; add.s32 %r5, %r5, %r6;\n"
+        )
+        body += (
+            f"    mul.lo.s32 %r5, %r5, {ROW_BYTES}; and.b32 %r7, %r1, 3; shl.b32 %r7, %r7, 2; add.s32 %r5, %r5, %r7;\n"
+        )
         body += "    cvt.u64.u32 %rd2, %r5; add.s64 %rd30, %rd30, %rd2;\n"
         for step in range(DEPTH // 16):
             for b, h in ((0, 0), (0, 1), (1, 0), (1, 1)):
-                body += f"    ld.global.b32 %r{50 + 4 * step + 2 * b + h}, [%rd30+{32 * step + 16 * b + 8 * h * ROW_BYTES}];\n"
+                body += (
+                    f"    ld.global.b32 %r{50 + 4 * step + 2 * b + h}, "
+                    f"[%rd30+{32 * step + 16 * b + 8 * h * ROW_BYTES}];\n"
+                )
     body += "    wgmma.fence.sync.aligned;\n"
     for step in range(DEPTH // 16):
         for register, first in (("%rd20", 1024), ("%rd21", 1024 + 64 * ROW_BYTES)):
@@ -75,8 +84,14 @@ def wgmma_text(n: int, a_in_registers: bool = False) -> str:
             body += "%rd20, %rd21, p, 1, 1, 0, 0;\n    }\n"
     body += "    wgmma.commit_group.sync.aligned;\n    wgmma.wait_group.sync.aligned 0;\n"
     # Thread 32 w + 4 g + q, register 4 b + 2 h + e: row 16 w + 8 h + g, column 8 b + 2 q + e.
-    body += "    and.b32 %r4, %r1, 31; shr.u32 %r5, %r4, 2; shl.b32 %r6, %r2, 4; add.s32 %r5, %r5, %r6; and.b32 %r7, %r1, 3;\n"
-    body += f"    mul.lo.s32 %r5, %r5, {4 * n}; shl.b32 %r7, %r7, 3; add.s32 %r5, %r5, %r7; cvt.u64.u32 %rd2, %r5; add.s64 %rd1, %rd0, %rd2;\n"
+    body += (
+        "    and.b32 %r4, %r1, 31; shr.u32 %r5, %r4, 2; shl.b32 %r6, %r2, 4; "
+        "add.s32 %r5, %r5, %r6; and.b32 %r7, %r1, 3;\n"
+    )
+    body += (
+        f"    mul.lo.s32 %r5, %r5, {4 * n}; shl.b32 %r7, %r7, 3; add.s32 %r5, %r5, %r7; "
+        f"cvt.u64.u32 %rd2, %r5; add.s64 %rd1, %rd0, %rd2;\n"
+    )
     for block in range(n // 8):
         for h in range(2):
             first = 100 + 4 * block + 2 * h
@@ -95,17 +110,29 @@ def tcgen05_text(n: int, group: int, a_in_tensor_memory: bool = False) -> str:
     high = 2 << 61 | 1 << 46 | (1024 >> 4) << 32 | 1 << 16
     suffix = f".cta_group::{group}"
     body = _START + "    setp.ne.b32 %p2, %r2, 0; @%p2 bra ALLOCATED;\n    add.s32 %r23, %r20, 16;\n"
-    body += f"    tcgen05.alloc{suffix}.sync.aligned.shared::cta.b32 [%r23], {allocated};\n    ALLOCATED:\n    bar.sync 0;\n"
+    body += (
+        f"    tcgen05.alloc{suffix}.sync.aligned.shared::cta.b32 [%r23], {allocated};\n"
+        f"    ALLOCATED:\n    bar.sync 0;\n"
+    )
     body += "    barrier.cluster.arrive; barrier.cluster.wait;\n    ld.shared.b32 %r24, [%r20+16];\n"
     if a_in_tensor_memory:
         words = [f"%r{100 + i}" for i in range(DEPTH // 2)]
-        body += f"    ld.param.b64 %rd30, [a]; shl.b32 %r5, %r3, 7; add.s32 %r5, %r5, %r1; mul.wide.u32 %rd2, %r5, {ROW_BYTES};\n"
+        body += (
+            f"    ld.param.b64 %rd30, [a]; shl.b32 %r5, %r3, 7; add.s32 %r5, %r5, %r1; "
+            f"mul.wide.u32 %rd2, %r5, {ROW_BYTES};\n"
+        )
         body += "    add.s64 %rd30, %rd30, %rd2;\n"
         for i in range(0, len(words), 4):
             body += f"    ld.global.v4.b32 {{{', '.join(words[i : i + 4])}}}, [%rd30+{4 * i}];\n"
         body += "    shl.b32 %r41, %r2, 21; add.s32 %r41, %r41, %r24; add.s32 %r41, %r41, 64;\n"
-        body += f"    tcgen05.st.sync.aligned.32x32b.x32.b32 [%r41], {{{', '.join(words)}}};\n    tcgen05.wait::st.sync.aligned;\n"
-        body += "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    barrier.cluster.arrive; barrier.cluster.wait;\n"
+        body += (
+            f"    tcgen05.st.sync.aligned.32x32b.x32.b32 [%r41], {{{', '.join(words)}}};\n"
+            f"    tcgen05.wait::st.sync.aligned;\n"
+        )
+        body += (
+            "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n"
+            "    barrier.cluster.arrive; barrier.cluster.wait;\n"
+        )
     body += "    @%p1 bra ISSUED;\n"
     body += "    setp.ne.b32 %p3, %r3, 0; @%p3 bra FOLLOW;\n"
     body += f"    mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r20], {(m + n) * ROW_BYTES};\n    FOLLOW:\n"
@@ -129,16 +156,25 @@ def tcgen05_text(n: int, group: int, a_in_tensor_memory: bool = False) -> str:
     else:
         body += f"    mov.b16 %rs1, 3;\n    {commit}.multicast::cluster.b64 [%r20+8], %rs1;\n"
     body += "    ISSUED:\n" + WAIT_DONE + "    tcgen05.fence::after_thread_sync;\n"
-    body += f"    shl.b32 %r41, %r2, 21; add.s32 %r41, %r41, %r24; shl.b32 %r5, %r3, 7; add.s32 %r5, %r5, %r1;\n"
+    body += "    shl.b32 %r41, %r2, 21; add.s32 %r41, %r41, %r24; shl.b32 %r5, %r3, 7; add.s32 %r5, %r5, %r1;\n"
     body += f"    mul.lo.s32 %r5, %r5, {4 * n}; cvt.u64.u32 %rd2, %r5; add.s64 %rd1, %rd0, %rd2;\n"
     for part in range(n // 32):
         registers = [f"%r{100 + i}" for i in range(32)]
         body += f"    add.s32 %r42, %r41, {32 * part};\n"
-        body += f"    tcgen05.ld.sync.aligned.32x32b.x32.b32 {{{', '.join(registers)}}}, [%r42];\n    tcgen05.wait::ld.sync.aligned;\n"
+        body += (
+            f"    tcgen05.ld.sync.aligned.32x32b.x32.b32 {{{', '.join(registers)}}}, [%r42];\n"
+            f"    tcgen05.wait::ld.sync.aligned;\n"
+        )
         for i in range(0, 32, 4):
             body += f"    st.global.v4.b32 [%rd1+{128 * part + 4 * i}], {{{', '.join(registers[i : i + 4])}}};\n"
-    body += "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    barrier.cluster.arrive; barrier.cluster.wait;\n    @%p2 bra END;\n"
-    body += f"    tcgen05.relinquish_alloc_permit{suffix}.sync.aligned;\n    tcgen05.dealloc{suffix}.sync.aligned.b32 %r24, {allocated};\n    END:\n"
+    body += (
+        "    tcgen05.fence::before_thread_sync;\n    bar.sync 0;\n    barrier.cluster.arrive; barrier.cluster.wait;\n"
+        "    @%p2 bra END;\n"
+    )
+    body += (
+        f"    tcgen05.relinquish_alloc_permit{suffix}.sync.aligned;\n"
+        f"    tcgen05.dealloc{suffix}.sync.aligned.b32 %r24, {allocated};\n    END:\n"
+    )
     return kernel(body, (*PARAMETERS, ".u64 a") if a_in_tensor_memory else PARAMETERS, "sm_100a")
 
 

@@ -22,7 +22,9 @@ DYNAMIC_SHARED = 1024  # offset of `smem` in the window: the first KiB belongs t
 def kernel(body: str, parameters: Sequence[str] = (".u64 out",), target: str = "sm_100a", extra: str = "") -> str:
     """PTX text of a kernel `k`; registers %p, %rs, %r and %rd are declared."""
     declared = ",\n".join(f"    .param {parameter}" for parameter in parameters)
-    return f"{HEADER.format(target=target)}{extra}.visible .entry k(\n{declared}\n)\n{{{REGISTERS}{body}\n    ret;\n}}\n"
+    return (
+        f"{HEADER.format(target=target)}{extra}.visible .entry k(\n{declared}\n)\n{{{REGISTERS}{body}\n    ret;\n}}\n"
+    )
 
 
 # %r1 = thread, %rd1 = out + 4 * thread
@@ -54,8 +56,10 @@ def run(
     return launch(ptx, "k", (grid, 1, 1), (block, 1, 1), (cluster, 1, 1), shared, args, **options)
 
 
-def per_thread(body: str, *, block: int = 32, target: str = "sm_100a", extra_args: Sequence[Any] = (), **options: Any) -> np.ndarray:
-    """Runs a body that leaves a 32-bit result of each thread in %r0; the results. Extra arguments are u32 parameters a0, a1..."""
+def per_thread(
+    body: str, *, block: int = 32, target: str = "sm_100a", extra_args: Sequence[Any] = (), **options: Any
+) -> np.ndarray:
+    """Runs a body that leaves a result in %r0; the results by thread. Extra arguments are u32 parameters a0, a1..."""
     out = np.full(block, 0xABABABAB, np.uint32)
     parameters = [".u64 out", *(f".u32 a{number}" for number in range(len(extra_args)))]
     text = kernel(PER_THREAD + body + "\n    st.global.b32 [%rd1], %r0;", parameters, target)

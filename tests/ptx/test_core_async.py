@@ -25,7 +25,8 @@ SEEDS = range(3)
 MAP_AND_OUT = (".align 64 .b8 map[128]", ".u64 out")
 
 START = """
-    ld.param.b64 %rd0, [out]; mov.u32 %r1, %tid.x; mov.b32 %r20, smem; mov.u32 %r3, %cluster_ctarank; add.s32 %r21, %r20, 1024;
+    ld.param.b64 %rd0, [out]; mov.u32 %r1, %tid.x; mov.b32 %r20, smem; mov.u32 %r3, %cluster_ctarank;
+    add.s32 %r21, %r20, 1024;
     mov.b64 %rd10, map; mul.wide.u32 %rd2, %r1, 4; shl.b32 %r4, %r1, 2; add.s32 %r5, %r21, %r4;
     setp.ne.b32 %p1, %r1, 0; @%p1 bra READY; mbarrier.init.shared.b64 [%r20], 1; fence.mbarrier_init.release.cluster;
     READY: barrier.cluster.arrive; barrier.cluster.wait; bar.sync 0;
@@ -37,7 +38,9 @@ STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd10, {%r3
 
 def dump(words: int) -> str:
     """Each thread copies words from shared memory + 1024 to the CTA's part of out."""
-    text = f"mul.lo.s32 %r6, %r3, {4 * words}; cvt.u64.u32 %rd3, %r6; add.s64 %rd1, %rd0, %rd3; add.s64 %rd1, %rd1, %rd2;"
+    text = (
+        f"mul.lo.s32 %r6, %r3, {4 * words}; cvt.u64.u32 %rd3, %r6; add.s64 %rd1, %rd0, %rd3; add.s64 %rd1, %rd1, %rd2;"
+    )
     for first in range(0, words, 32):
         text += f"ld.shared.b32 %r7, [%r5+{4 * first}]; st.global.b32 [%rd1+{4 * first}], %r7;"
     return text
@@ -49,8 +52,8 @@ def source(rows: int = 40, columns: int = 64) -> np.ndarray:
 
 def load_body(x: int, y: int, size: int, after: str = "", suffix: str = "", barrier: str = "%r20") -> str:
     return (
-        START
-        + f"@%p1 bra ISSUED; mov.b32 %r30, {x}; mov.b32 %r31, {y}; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r20], {size};"
+        START + f"@%p1 bra ISSUED; mov.b32 %r30, {x}; mov.b32 %r31, {y}; "
+        f"mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r20], {size};"
         + f"{LOAD}{suffix} [%r21], [%rd10, {{%r30, %r31}}], [{barrier}]{after}; ISSUED: {WAIT}"
     )
 
@@ -64,7 +67,12 @@ def test_tensor_loads(swizzle: Swizzle, x: int, y: int, schedule: str):
     tensor_map = TensorMap.over(data, DataType.UINT16, (columns, 8), swizzle=swizzle)
     size = columns * 8 * 2
     out = np.zeros(size // 4, np.uint32)
-    report = run(kernel(load_body(x, y, size) + dump(size // 4), MAP_AND_OUT), [tensor_map, out], memory=[data], schedule=schedule)
+    report = run(
+        kernel(load_body(x, y, size) + dump(size // 4), MAP_AND_OUT),
+        [tensor_map, out],
+        memory=[data],
+        schedule=schedule,
+    )
     padded = np.zeros((60, 200), np.uint16)
     padded[10:50, 60:124] = data
     box = padded[10 + y : 18 + y, 60 + x : 60 + x + columns]
@@ -75,8 +83,11 @@ def test_tensor_loads(swizzle: Swizzle, x: int, y: int, schedule: str):
     expected = np.empty_like(chunks)
     expected[(start ^ (start >> 3 & mask)) // 16] = chunks
     np.testing.assert_array_equal(out.view(np.uint8), expected.reshape(-1))
-    inside = (10 <= 10 + np.arange(y, y + 8)) & (np.arange(y, y + 8) < 40)
-    assert report.counts.bytes["global to shared"] == inside.sum() * 2 * ((np.arange(x, x + columns) >= 0) & (np.arange(x, x + columns) < 64)).sum()
+    inside = (10 + np.arange(y, y + 8) >= 10) & (np.arange(y, y + 8) < 40)
+    assert (
+        report.counts.bytes["global to shared"]
+        == inside.sum() * 2 * ((np.arange(x, x + columns) >= 0) & (np.arange(x, x + columns) < 64)).sum()
+    )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -85,11 +96,10 @@ def test_multicast(schedule: str):
     data = source()
     tensor_map = TensorMap.over(data, DataType.UINT16, (64, 8))
     body = (
-        START
-        + f"@%p1 bra ISSUED; mov.b32 %r30, 0; mov.b32 %r31, 4; mov.b16 %rs1, 3; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r20], 1024;"
-        + f"setp.ne.b32 %p3, %r3, 0; @%p3 bra ISSUED; {LOAD}.multicast::cluster [%r21], [%rd10, {{%r30, %r31}}], [%r20], %rs1; ISSUED: {WAIT}"
-        + dump(256)
-        + "barrier.cluster.arrive; barrier.cluster.wait;"
+        START + "@%p1 bra ISSUED; mov.b32 %r30, 0; mov.b32 %r31, 4; mov.b16 %rs1, 3; "
+        "mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r20], 1024;" + f"setp.ne.b32 %p3, %r3, 0; @%p3 bra ISSUED; "
+        f"{LOAD}.multicast::cluster [%r21], [%rd10, {{%r30, %r31}}], [%r20], %rs1; "
+        f"ISSUED: {WAIT}" + dump(256) + "barrier.cluster.arrive; barrier.cluster.wait;"
     )
     out = np.zeros(512, np.uint32)
     report = run(kernel(body, MAP_AND_OUT), [tensor_map, out], memory=[data], grid=2, cluster=2, schedule=schedule)
@@ -106,11 +116,22 @@ def test_multicast(schedule: str):
         (load_body(0, 0, 1024, barrier="%r20+8"), BarrierMisuse, "no mbarrier"),
         (load_body(0, 0, 1008), EmulatorError, "outstanding"),
         (load_body(0, 0, 1040), Deadlock, "16 bytes outstanding"),
-        (load_body(0, 0, 1024).replace("mov.b64 %rd10, map", "mov.b64 %rd10, out"), DescriptorError, "no tensor map at"),
-        (load_body(0, 0, 1024).replace("@%p1 bra ISSUED;", ""), EmulatorError, ""),
-        (load_body(0, 0, 1024).replace(WAIT, "").replace("ISSUED:", "ISSUED: bar.sync 0;"), RaceError, "nothing orders"),
         (
-            load_body(0, 0, 1024, ", {%rs1, %rs2}").replace(".2d.", ".4d.").replace(".tile.", ".im2col.").replace("%r30, %r31}", "%r30, %r31, %r30, %r30}"),
+            load_body(0, 0, 1024).replace("mov.b64 %rd10, map", "mov.b64 %rd10, out"),
+            DescriptorError,
+            "no tensor map at",
+        ),
+        (load_body(0, 0, 1024).replace("@%p1 bra ISSUED;", ""), EmulatorError, ""),
+        (
+            load_body(0, 0, 1024).replace(WAIT, "").replace("ISSUED:", "ISSUED: bar.sync 0;"),
+            RaceError,
+            "nothing orders",
+        ),
+        (
+            load_body(0, 0, 1024, ", {%rs1, %rs2}")
+            .replace(".2d.", ".4d.")
+            .replace(".tile.", ".im2col.")
+            .replace("%r30, %r31}", "%r30, %r31, %r30, %r30}"),
             DescriptorError,
             "tiled copy through an im2col map, or the reverse",
         ),
@@ -163,10 +184,20 @@ def test_waiting_for_the_read_releases_the_source(schedule: str):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (FILL + "bar.sync 0;" + STORED + FINISH, "a bulk store's read .* follows a write by warp 0 .* without a fence.proxy.async"),
-        (FILL + FENCE + "bar.sync 0;" + STORED + "DONE: bar.sync 0; st.shared.b32 [%r5], 0;", "a write .* follows a read by a bulk copy"),
         (
-            FILL + FENCE + "bar.sync 0;" + STORED + "cp.async.bulk.wait_group.read 1; DONE: bar.sync 0; st.shared.b32 [%r5], 0;",
+            FILL + "bar.sync 0;" + STORED + FINISH,
+            "a bulk store's read .* follows a write by warp 0 .* without a fence.proxy.async",
+        ),
+        (
+            FILL + FENCE + "bar.sync 0;" + STORED + "DONE: bar.sync 0; st.shared.b32 [%r5], 0;",
+            "a write .* follows a read by a bulk copy",
+        ),
+        (
+            FILL
+            + FENCE
+            + "bar.sync 0;"
+            + STORED
+            + "cp.async.bulk.wait_group.read 1; DONE: bar.sync 0; st.shared.b32 [%r5], 0;",
             "a write .* follows a read by a bulk copy",
         ),
     ],
@@ -184,14 +215,27 @@ def test_early_reuse_of_a_source_gives_wrong_results_when_stores_come_late():
 
 def test_another_thread_cannot_wait_for_a_group():
     """Groups belong to threads: lane 1 has none, so its wait orders nothing."""
-    body = FILL + FENCE + "bar.sync 0;" + STORED + "DONE: setp.ne.b32 %p3, %r1, 1; @%p3 bra ALL; cp.async.bulk.wait_group 0; ALL: bar.sync 0; st.shared.b32 [%r5], 0;"
+    body = (
+        FILL
+        + FENCE
+        + "bar.sync 0;"
+        + STORED
+        + "DONE: setp.ne.b32 %p3, %r1, 1; @%p3 bra ALL; cp.async.bulk.wait_group 0; "
+        "ALL: bar.sync 0; st.shared.b32 [%r5], 0;"
+    )
     with pytest.raises(RaceError):
         store(body)
     assert not store(body, schedule="late", races=False)[3].any()
 
 
 def test_stores_by_several_lanes_are_several_stores():
-    body = FILL + FENCE + "bar.sync 0; mov.b32 %r30, 0; shl.b32 %r31, %r1, 1; setp.gt.u32 %p1, %r1, 2; " + STORED.replace("mov.b32 %r30, 0; mov.b32 %r31, 3;", "") + FINISH
+    body = (
+        FILL
+        + FENCE
+        + "bar.sync 0; mov.b32 %r30, 0; shl.b32 %r31, %r1, 1; setp.gt.u32 %p1, %r1, 2; "
+        + STORED.replace("mov.b32 %r30, 0; mov.b32 %r31, 3;", "")
+        + FINISH
+    )
     data = store(body)
     np.testing.assert_array_equal(data[:6].reshape(3, -1).view(np.uint32), np.stack([np.arange(1000, 1064)] * 3))
 
@@ -204,8 +248,14 @@ def test_a_store_of_unwritten_memory():
 def test_reductions_add():
     data = np.full((8, 64), 5, np.uint16)
     tensor_map = TensorMap.over(data, DataType.UINT16, (64, 2))
-    reduce = STORED.replace("cp.async.bulk.tensor.2d.global.shared::cta.tile", "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile")
-    run(kernel(START + FILL + FENCE + "bar.sync 0;" + reduce + FINISH, MAP_AND_OUT), [tensor_map, np.zeros(1, np.uint32)], memory=[data])
+    reduce = STORED.replace(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile", "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile"
+    )
+    run(
+        kernel(START + FILL + FENCE + "bar.sync 0;" + reduce + FINISH, MAP_AND_OUT),
+        [tensor_map, np.zeros(1, np.uint32)],
+        memory=[data],
+    )
     np.testing.assert_array_equal(data[3:5].reshape(-1), np.arange(1000, 1064, dtype=np.uint32).view(np.uint16) + 5)
 
 
@@ -214,9 +264,10 @@ def test_bulk_copies_of_plain_bytes(schedule: str):
     data, copied = np.arange(256, dtype=np.uint32), np.zeros(256, np.uint32)
     body = (
         START.replace("mov.b64 %rd10, map;", "ld.param.b64 %rd10, [source];")
-        + f"@%p1 bra DONE; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r20], 1024;"
+        + "@%p1 bra DONE; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r20], 1024;"
         + f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r21], [%rd10], 1024, [%r20]; {WAIT}"
-        + "cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r21+256], 512; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; DONE:"
+        + "cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r21+256], 512; cp.async.bulk.commit_group; "
+        "cp.async.bulk.wait_group 0; DONE:"
     )
     run(kernel(body, (".u64 source", ".u64 out")), [data, copied], schedule=schedule)
     np.testing.assert_array_equal(copied[:128], data[64:192])
@@ -226,7 +277,8 @@ def test_bulk_copies_of_plain_bytes(schedule: str):
 # cp.async: each thread copies 16 bytes.
 
 COPY = """
-    ld.param.b64 %rd10, [source]; shl.b32 %r6, %r1, 4; add.s32 %r7, %r21, %r6; cvt.u64.u32 %rd4, %r6; add.s64 %rd5, %rd10, %rd4;
+    ld.param.b64 %rd10, [source]; shl.b32 %r6, %r1, 4; add.s32 %r7, %r21, %r6; cvt.u64.u32 %rd4, %r6;
+    add.s64 %rd5, %rd10, %rd4;
     cp.async.cg.shared.global [%r7], [%rd5], 16;
 """
 READ = "ld.shared.b32 %r9, [%r7+4]; add.s64 %rd1, %rd0, %rd2; st.global.b32 [%rd1], %r9;"
@@ -251,12 +303,18 @@ def copy(body: str, **options: object) -> np.ndarray:
 def test_cp_async(wait: str, schedule: str):
     body = COPY + wait + READ
     if "noinc" in wait:
-        body = "setp.ne.b32 %p1, %r1, 0; @%p1 bra AGAIN; mbarrier.inval.shared.b64 [%r20]; mbarrier.init.shared.b64 [%r20], 32; AGAIN: bar.sync 0;" + body
+        body = (
+            "setp.ne.b32 %p1, %r1, 0; @%p1 bra AGAIN; mbarrier.inval.shared.b64 [%r20]; "
+            "mbarrier.init.shared.b64 [%r20], 32; AGAIN: bar.sync 0;" + body
+        )
     np.testing.assert_array_equal(copy(body, schedule=schedule), 4 * np.arange(32) + 1)
 
 
 def test_cp_async_fills_with_zeros():
-    body = COPY.replace("[%rd5], 16;", "[%rd5], 16, 4;") + "cp.async.wait_all; ld.shared.b32 %r9, [%r7]; ld.shared.b32 %r8, [%r7+4]; add.s32 %r9, %r9, %r8;"
+    body = (
+        COPY.replace("[%rd5], 16;", "[%rd5], 16, 4;")
+        + "cp.async.wait_all; ld.shared.b32 %r9, [%r7]; ld.shared.b32 %r8, [%r7+4]; add.s32 %r9, %r9, %r8;"
+    )
     np.testing.assert_array_equal(copy(body + READ.replace("ld.shared.b32 %r9, [%r7+4];", "")), 4 * np.arange(32))
 
 
@@ -268,19 +326,32 @@ def test_cp_async_without_its_wait_is_a_race():
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_st_async(schedule: str):
     """CTA 1 stores into CTA 0, which waits for the bytes."""
-    body = START + f"""
+    body = (
+        START
+        + f"""
     setp.eq.b32 %p3, %r3, 1; @%p3 bra SEND;
     @%p1 bra EXPECTED; mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r20], 512; EXPECTED: {WAIT} {dump(128)} bra END;
-    SEND: shl.b32 %r6, %r1, 4; add.s32 %r7, %r21, %r6; mapa.shared::cluster.u32 %r8, %r7, 0; mapa.shared::cluster.u32 %r9, %r20, 0;
+    SEND: shl.b32 %r6, %r1, 4; add.s32 %r7, %r21, %r6; mapa.shared::cluster.u32 %r8, %r7, 0;
+    mapa.shared::cluster.u32 %r9, %r20, 0;
     {{ .reg .v4 .b32 v; mov.b32 v.x, %r1; mov.b32 v.y, 1; mov.b32 v.z, 2; mov.b32 v.w, 3;
     st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%r8], v, [%r9]; }}
     END: barrier.cluster.arrive; barrier.cluster.wait;
     """
+    )
     out = np.zeros(128, np.uint32)
     run(kernel(body.replace("mov.b64 %rd10, map;", ""), (".u64 out",)), [out], grid=2, cluster=2, schedule=schedule)
-    np.testing.assert_array_equal(out.reshape(32, 4), np.stack([np.arange(32), *(np.full(32, n) for n in (1, 2, 3))], axis=1))
+    np.testing.assert_array_equal(
+        out.reshape(32, 4), np.stack([np.arange(32), *(np.full(32, n) for n in (1, 2, 3))], axis=1)
+    )
 
 
 def test_matrix_multiplies_by_several_lanes_are_refused():
     with pytest.raises(DivergenceError, match="by several lanes"):
-        run(kernel(START.replace("mov.b64 %rd10, map;", "") + "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r20];", (".u64 out",)), [0])
+        run(
+            kernel(
+                START.replace("mov.b64 %rd10, map;", "")
+                + "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r20];",
+                (".u64 out",),
+            ),
+            [0],
+        )

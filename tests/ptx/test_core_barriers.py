@@ -38,7 +38,7 @@ def one_lane(instruction: str, label: str = "SKIP") -> str:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("seed", range(3))
 def test_producer_and_consumer(schedule: str, seed: int):
-    """Warp 1 stores, arrives; warp 0 waits, loads, releases: twenty rounds through one buffer, with phases of both parities."""
+    """Warp 1 stores and arrives; warp 0 waits, loads, releases: twenty rounds through one buffer, in both parities."""
     body = f"""
     add.s32 %r21, %r20, 8; setp.ne.b32 %p2, %r1, 32; @%p2 bra READY2; mbarrier.init.shared.b64 [%r21], 32;
     READY2: bar.sync 0; shl.b32 %r3, %r1, 2; and.b32 %r3, %r3, 127; add.s32 %r4, %r20, %r3;
@@ -94,11 +94,15 @@ def test_polling_lets_others_run():
 
 
 def test_polling_global_memory_lets_others_run():
-    body = PER_THREAD + """
+    body = (
+        PER_THREAD
+        + """
     setp.eq.b32 %p3, %r1, 32; @%p3 bra SIGNAL; setp.gt.u32 %p4, %r1, 31; @%p4 bra END;
-    POLL: ld.acquire.gpu.global.b32 %r5, [%rd0+252]; setp.ne.b32 %p2, %r5, 77; @%p2 bra POLL; st.global.b32 [%rd1], 1; bra END;
+    POLL: ld.acquire.gpu.global.b32 %r5, [%rd0+252]; setp.ne.b32 %p2, %r5, 77; @%p2 bra POLL;
+    st.global.b32 [%rd1], 1; bra END;
     SIGNAL: st.release.gpu.global.b32 [%rd0+252], 77; END:
     """
+    )
     out = np.zeros(64, np.uint32)
     run(kernel(body), [out], block=64)
     assert out[:32].all()
@@ -108,7 +112,8 @@ def test_a_cta_may_wait_for_a_later_one():
     """The second cluster starts when the first cannot go on."""
     body = """
     ld.param.b64 %rd0, [out]; mov.u32 %r2, %ctaid.x; setp.eq.b32 %p3, %r2, 1; @%p3 bra SIGNAL;
-    POLL: ld.acquire.gpu.global.b32 %r5, [%rd0]; setp.ne.b32 %p2, %r5, 77; @%p2 bra POLL; st.global.b32 [%rd0+4], 1; bra END;
+    POLL: ld.acquire.gpu.global.b32 %r5, [%rd0]; setp.ne.b32 %p2, %r5, 77; @%p2 bra POLL; st.global.b32 [%rd0+4], 1;
+    bra END;
     SIGNAL: st.release.gpu.global.b32 [%rd0], 77; END:
     """
     out = np.zeros(2, np.uint32)
@@ -157,7 +162,8 @@ def test_an_invalidated_barrier_may_be_initialised_again():
 
 def test_remote_arrival():
     body = f"""
-    mov.u32 %r10, %cluster_ctarank; barrier.cluster.arrive; barrier.cluster.wait; setp.eq.b32 %p3, %r10, 1; @%p3 bra SIGNAL;
+    mov.u32 %r10, %cluster_ctarank; barrier.cluster.arrive; barrier.cluster.wait; setp.eq.b32 %p3, %r10, 1;
+    @%p3 bra SIGNAL;
     {wait("0")} st.global.b32 [%rd1], 1; bra END;
     SIGNAL: mapa.shared::cluster.u32 %r11, %r20, 0; cvt.u64.u32 %rd11, %r11;
     {one_lane("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%rd11], 1;")}
@@ -170,7 +176,9 @@ def test_remote_arrival():
 
 def test_named_barriers():
     """Warps 0 and 1 meet at barrier 1, warps 1 and 2 at barrier 2, where warp 2 only arrives."""
-    body = PER_THREAD + """
+    body = (
+        PER_THREAD
+        + """
     shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; shl.b32 %r3, %r1, 2; add.s32 %r4, %r20, %r3;
     setp.eq.b32 %p1, %r2, 1; @%p1 bra ONE; setp.eq.b32 %p2, %r2, 2; @%p2 bra TWO;
     st.shared.b32 [%r4], %r1; bar.sync 1, 64; bra END;
@@ -179,16 +187,21 @@ def test_named_barriers():
     add.s32 %r5, %r5, %r6; st.global.b32 [%rd1], %r5;
     END:
     """
+    )
     out = np.zeros(96, np.uint32)
     run(kernel(body), [out], block=96)
     np.testing.assert_array_equal(out[32:64], 2 * LANES + 64)
 
 
 def test_a_missing_named_barrier_is_a_race():
-    body = PER_THREAD + """
-    mov.b32 %r20, smem; shl.b32 %r3, %r1, 2; add.s32 %r4, %r20, %r3; shr.u32 %r2, %r1, 5; setp.eq.b32 %p1, %r2, 1; @%p1 bra ONE;
+    body = (
+        PER_THREAD
+        + """
+    mov.b32 %r20, smem; shl.b32 %r3, %r1, 2; add.s32 %r4, %r20, %r3; shr.u32 %r2, %r1, 5; setp.eq.b32 %p1, %r2, 1;
+    @%p1 bra ONE;
     st.shared.b32 [%r4], %r1; bra END; ONE: ld.shared.b32 %r5, [%r4+-128]; END:
     """
+    )
     with pytest.raises(RaceError, match=r"a read of shared memory follows a write by warp 0 .*nothing orders the two"):
         run(kernel(body), [np.zeros(64, np.uint32)], block=64)
 
@@ -210,4 +223,7 @@ def test_a_deadlock_lists_every_warp():
 
 def test_polling_for_ever_is_a_deadlock():
     with pytest.raises(Deadlock, match="nothing"):
-        run(with_barrier("POLL: mbarrier.test_wait.parity.shared.b64 %p2, [%r20], 0; @!%p2 bra POLL;"), [np.zeros(32, np.uint32)])
+        run(
+            with_barrier("POLL: mbarrier.test_wait.parity.shared.b64 %p2, [%r20], 0; @!%p2 bra POLL;"),
+            [np.zeros(32, np.uint32)],
+        )

@@ -49,14 +49,20 @@ def test_predicated_instructions_keep_other_lanes():
 
 
 def test_predicated_stores_write_active_lanes_only():
-    body = PER_THREAD + "setp.lt.u32 %p1, %r1, 9; @%p1 st.global.b32 [%rd1], %r1; setp.lt.u32 %p2, %r1, 0; @%p2 st.global.b32 [%rd1], 7;"
+    body = (
+        PER_THREAD + "setp.lt.u32 %p1, %r1, 9; @%p1 st.global.b32 [%rd1], %r1; setp.lt.u32 %p2, %r1, 0; "
+        "@%p2 st.global.b32 [%rd1], 7;"
+    )
     out = np.full(32, 99, np.uint32)
     run(kernel(body), [out])
     np.testing.assert_array_equal(out, np.where(LANES < 9, LANES, 99))
 
 
 def test_lanes_may_leave_early():
-    body = PER_THREAD + "st.global.b32 [%rd1], 1; setp.gt.u32 %p1, %r1, 9; @%p1 exit; bar.warp.sync 0x3FF; st.global.b32 [%rd1], 2;"
+    body = (
+        PER_THREAD
+        + "st.global.b32 [%rd1], 1; setp.gt.u32 %p1, %r1, 9; @%p1 exit; bar.warp.sync 0x3FF; st.global.b32 [%rd1], 2;"
+    )
     out = np.zeros(32, np.uint32)
     run(kernel(body), [out])
     np.testing.assert_array_equal(out, np.where(LANES > 9, 1, 2))
@@ -111,7 +117,11 @@ def test_a_lane_outside_its_own_member_mask():
 
 def test_trap():
     with pytest.raises(KernelTrap) as caught:
-        run(kernel("mov.u32 %r1, %tid.x; setp.eq.b32 %p1, %r1, 40; @%p1 bra BAD; bra END; BAD: trap; END:"), [0], block=64)
+        run(
+            kernel("mov.u32 %r1, %tid.x; setp.eq.b32 %p1, %r1, 40; @%p1 bra BAD; bra END; BAD: trap; END:"),
+            [0],
+            block=64,
+        )
     assert caught.value.location.warp == 1
 
 

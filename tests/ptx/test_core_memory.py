@@ -13,7 +13,9 @@ LANES = np.arange(32)
 
 
 @pytest.mark.parametrize("space", ["global", "generic"])
-@pytest.mark.parametrize(("kind", "vector"), [("b8", 1), ("b16", 1), ("b32", 1), ("b64", 1), ("b32", 2), ("b32", 4), ("b64", 2), ("b16", 4)])
+@pytest.mark.parametrize(
+    ("kind", "vector"), [("b8", 1), ("b16", 1), ("b32", 1), ("b64", 1), ("b32", 2), ("b32", 4), ("b64", 2), ("b16", 4)]
+)
 def test_copies(space: str, kind: str, vector: int):
     """Every width, as one access per lane."""
     size = int(kind[1:]) // 8
@@ -40,20 +42,27 @@ def test_signed_bytes_extend_to_the_register():
 
 
 def test_parameters():
-    body = PER_THREAD + """
+    body = (
+        PER_THREAD
+        + """
     ld.param.b32 %r2, [a+4]; ld.param.v2.b8 {%rs1, %rs2}, [a+8]; cvt.u32.u16 %r3, %rs2; ld.param.f32 %r4, [b];
     mov.b64 %rd5, a; cvta.param.u64 %rd5, %rd5; ld.u32 %r6, [%rd5];
-    add.s32 %r2, %r2, %r3; add.s32 %r2, %r2, %r6; cvt.rzi.s32.f32 %r4, %r4; add.s32 %r2, %r2, %r4; st.global.b32 [%rd1], %r2;
+    add.s32 %r2, %r2, %r3; add.s32 %r2, %r2, %r6; cvt.rzi.s32.f32 %r4, %r4; add.s32 %r2, %r2, %r4;
+    st.global.b32 [%rd1], %r2;
     """
+    )
     out = np.zeros(32, np.uint32)
-    run(kernel(body, (".u64 out", ".align 4 .b8 a[12]", ".f32 b")), [out, struct.pack("<IIBBxx", 1000, 200, 9, 30), 4.5])
+    run(
+        kernel(body, (".u64 out", ".align 4 .b8 a[12]", ".f32 b")), [out, struct.pack("<IIBBxx", 1000, 200, 9, 30), 4.5]
+    )
     assert (out == 1234).all()
 
 
 def test_torch_tensors_and_numpy_scalars():
     out = torch.zeros(32, dtype=torch.bfloat16)
     body = """
-    ld.param.b64 %rd0, [out]; ld.param.b16 %rs1, [value]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 2; add.s64 %rd1, %rd0, %rd2;
+    ld.param.b64 %rd0, [out]; ld.param.b16 %rs1, [value]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 2;
+    add.s64 %rd1, %rd0, %rd2;
     st.global.b16 [%rd1], %rs1;
     """
     run(kernel(body, (".u64 out", ".u16 value")), [out, np.uint16(0x3FC0)])
@@ -91,7 +100,11 @@ def test_dimensions_that_do_not_fit(dimensions: tuple, message: str):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("st.global.b32 [%rd1+4], 1;", OutOfBounds, "128 bytes into a tensor of 128|124 bytes into a tensor of 128|into a tensor"),
+        (
+            "st.global.b32 [%rd1+4], 1;",
+            OutOfBounds,
+            "128 bytes into a tensor of 128|124 bytes into a tensor of 128|into a tensor",
+        ),
         ("add.s64 %rd1, %rd1, -4; ld.global.b32 %r5, [%rd1];", OutOfBounds, "global bytes"),
         ("ld.global.v4.b32 {%r5, %r6, %r7, %r8}, [%rd0+8];", Misaligned, "not a multiple of 16"),
         ("ld.global.b64 %rd5, [%rd0+4];", Misaligned, "not a multiple of 8"),
@@ -114,17 +127,24 @@ def test_bad_accesses(text: str, error: type, message: str):
 
 
 def test_inactive_lanes_may_hold_bad_addresses():
-    body = PER_THREAD + "setp.lt.u32 %p1, %r1, 4; mul.wide.u32 %rd5, %r1, 64; add.s64 %rd5, %rd0, %rd5; @%p1 st.global.b32 [%rd5+8], %r1;"
+    body = (
+        PER_THREAD + "setp.lt.u32 %p1, %r1, 4; mul.wide.u32 %rd5, %r1, 64; add.s64 %rd5, %rd0, %rd5; "
+        "@%p1 st.global.b32 [%rd5+8], %r1;"
+    )
     out = np.zeros(52, np.uint32)
     run(kernel(body), [out])
     assert out[2::16].tolist() == [0, 1, 2, 3]
 
 
 def test_lanes_of_one_access_in_different_tensors():
-    body = PER_THREAD + """
+    body = (
+        PER_THREAD
+        + """
     ld.param.b64 %rd3, [other]; add.s64 %rd4, %rd3, %rd2; and.b32 %r2, %r1, 1; setp.eq.b32 %p1, %r2, 0;
-    selp.b64 %rd5, %rd1, %rd4, %p1; st.global.b32 [%rd5], %r1; ld.global.b32 %r6, [%rd5]; add.s32 %r6, %r6, 100; st.global.b32 [%rd5], %r6;
+    selp.b64 %rd5, %rd1, %rd4, %p1; st.global.b32 [%rd5], %r1; ld.global.b32 %r6, [%rd5]; add.s32 %r6, %r6, 100;
+    st.global.b32 [%rd5], %r6;
     """
+    )
     out, other = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
     run(kernel(body, (".u64 out", ".u64 other")), [out, other])
     np.testing.assert_array_equal(out, np.where(LANES % 2 == 0, LANES + 100, 0))
@@ -149,7 +169,8 @@ def test_shared_memory_round_trip_through_another_lane():
 
 def test_generic_shared_addresses():
     body = """
-    mov.b32 %r5, smem; cvt.u64.u32 %rd5, %r5; cvta.shared.u64 %rd5, %rd5; mul.wide.u32 %rd6, %r1, 4; add.s64 %rd6, %rd5, %rd6;
+    mov.b32 %r5, smem; cvt.u64.u32 %rd5, %r5; cvta.shared.u64 %rd5, %rd5; mul.wide.u32 %rd6, %r1, 4;
+    add.s64 %rd6, %rd5, %rd6;
     st.b32 [%rd6], %r1; cvta.to.shared.u64 %rd7, %rd6; cvt.u32.u64 %r7, %rd7; ld.shared.b32 %r0, [%r7];
     """
     np.testing.assert_array_equal(per_thread(body), LANES)
@@ -174,10 +195,13 @@ def test_matrix_moves():
 
 def test_atomics():
     counter = np.array([5, 0, 0xFFFFFFFF, 7], np.uint32)
-    body = PER_THREAD + """
+    body = (
+        PER_THREAD
+        + """
     ld.param.b64 %rd3, [counter]; atom.global.add.u32 %r0, [%rd3], %r1; red.global.max.s32 [%rd3+4], %r1;
     red.global.and.b32 [%rd3+8], 0xFF; atom.global.cas.b32 %r2, [%rd3+12], 7, %r1; st.global.b32 [%rd1], %r0;
     """
+    )
     out = np.zeros(32, np.uint32)
     run(kernel(body, (".u64 out", ".u64 counter")), [out, counter])
     np.testing.assert_array_equal(out, 5 + np.cumsum(LANES) - LANES)
@@ -208,7 +232,8 @@ def test_distributed_shared_memory():
 
 def test_constants_of_the_module():
     text = kernel(
-        PER_THREAD + "mov.b64 %rd5, table; add.s64 %rd5, %rd5, %rd2; ld.global.b32 %r5, [%rd5]; st.global.b32 [%rd1], %r5;",
+        PER_THREAD
+        + "mov.b64 %rd5, table; add.s64 %rd5, %rd5, %rd2; ld.global.b32 %r5, [%rd5]; st.global.b32 [%rd1], %r5;",
         extra=f".global .align 4 .b32 table[32] = {{{', '.join(str(n * n) for n in range(32))}}};\n",
     )
     out = np.zeros(32, np.uint32)

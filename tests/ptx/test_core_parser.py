@@ -23,7 +23,10 @@ def test_operands():
 
 
 def test_tensor_map_address_keeps_its_coordinates():
-    text = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1+64], [%rd1, {%r2, %r3}], [%r4];"
+    text = (
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1+64], "
+        "[%rd1, {%r2, %r3}], [%r4];"
+    )
     target, source, barrier = instructions(text)[0].operands
     assert (target.offset, barrier.offset) == (64, 0)
     assert [register.name for register in source.coordinates] == ["%r2", "%r3"]
@@ -56,12 +59,15 @@ def test_labels_of_inner_blocks_are_their_own():
 
 
 def test_vector_registers():
-    body = "{ .reg .v4 .s32 v; mov.s32 v.x, 1; mov.s32 v.y, 2; mov.s32 v.z, 3; mov.s32 v.w, 4; mad.lo.s32 %r0, v.y, v.z, v.w; }"
+    body = (
+        "{ .reg .v4 .s32 v; mov.s32 v.x, 1; mov.s32 v.y, 2; mov.s32 v.z, 3; mov.s32 v.w, 4; "
+        "mad.lo.s32 %r0, v.y, v.z, v.w; }"
+    )
     assert (per_thread(body) == 10).all()
 
 
 def test_source_lines():
-    module = parse(kernel('.loc 1 42 7\nadd.s32 %r1, %r2, %r3;') + '.file 1 "/a/kernel.py"\n')
+    module = parse(kernel(".loc 1 42 7\nadd.s32 %r1, %r2, %r3;") + '.file 1 "/a/kernel.py"\n')
     assert module.kernels["k"].instructions[0].source == "1:42"
     module = parse('.file 1 "/a/kernel.py"\n' + kernel(".loc 1 42 7\nadd.s32 %r1, %r2, %r3;"))
     assert module.kernels["k"].instructions[0].source == "/a/kernel.py:42"

@@ -12,13 +12,15 @@ LANES = np.arange(32)
 # A ring of two buffers of 128 bytes between warp 1, which loads them by bulk copies, and warp 0, which sums them up.
 # Full barriers at +0 and +8, empty ones at +16 and +24, buffers from +1024 on.
 RING = """
-    ld.param.b64 %rd0, [out]; ld.param.b64 %rd10, [source]; mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem;
+    ld.param.b64 %rd0, [out]; ld.param.b64 %rd10, [source]; mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5;
+    mov.b32 %r20, smem;
     setp.ne.b32 %p1, %r1, 0; @%p1 bra READY;
     mbarrier.init.shared.b64 [%r20], 1; mbarrier.init.shared.b64 [%r20+8], 1;
     mbarrier.init.shared.b64 [%r20+16], 32; mbarrier.init.shared.b64 [%r20+24], 32;
     fence.mbarrier_init.release.cluster;
     READY: bar.sync 0; mov.b32 %r5, 0; mov.b32 %r6, 0; setp.eq.b32 %p3, %r2, 1; @%p3 bra PRODUCE;
-    CONSUME: and.b32 %r7, %r5, 1; shr.u32 %r8, %r5, 1; and.b32 %r8, %r8, 1; shl.b32 %r9, %r7, 3; add.s32 %r10, %r20, %r9;
+    CONSUME: and.b32 %r7, %r5, 1; shr.u32 %r8, %r5, 1; and.b32 %r8, %r8, 1; shl.b32 %r9, %r7, 3;
+    add.s32 %r10, %r20, %r9;
     FULL: mbarrier.try_wait.parity.shared.b64 %p4, [%r10], %r8, 1000; @!%p4 bra FULL;
     shl.b32 %r11, %r7, 7; shl.b32 %r12, %r1, 2; add.s32 %r11, %r11, %r12; add.s32 %r11, %r11, %r20;
     ld.shared.b32 %r13, [%r11+1024]; add.s32 %r6, %r6, %r13;
@@ -26,9 +28,11 @@ RING = """
     add.s32 %r5, %r5, 1; setp.lt.u32 %p5, %r5, 12; @%p5 bra CONSUME;
     mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd0, %rd2; st.global.b32 [%rd1], %r6; bra END;
     PRODUCE: elect.sync %r3|%p6, -1; @!%p6 bra END;
-    NEXT: and.b32 %r7, %r5, 1; shr.u32 %r8, %r5, 1; and.b32 %r8, %r8, 1; xor.b32 %r8, %r8, 1; shl.b32 %r9, %r7, 3; add.s32 %r10, %r20, %r9;
+    NEXT: and.b32 %r7, %r5, 1; shr.u32 %r8, %r5, 1; and.b32 %r8, %r8, 1; xor.b32 %r8, %r8, 1; shl.b32 %r9, %r7, 3;
+    add.s32 %r10, %r20, %r9;
     EMPTY: mbarrier.try_wait.parity.shared.b64 %p4, [%r10+16], %r8, 1000; @!%p4 bra EMPTY;
-    mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r10], 128; shl.b32 %r11, %r7, 7; add.s32 %r11, %r11, %r20; add.s32 %r11, %r11, 1024;
+    mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r10], 128; shl.b32 %r11, %r7, 7; add.s32 %r11, %r11, %r20;
+    add.s32 %r11, %r11, 1024;
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r11], [%rd10], 128, [%r10];
     add.s64 %rd10, %rd10, 128; add.s32 %r5, %r5, 1; setp.lt.u32 %p5, %r5, 12; @%p5 bra NEXT;
     END:
@@ -40,7 +44,9 @@ TOTAL = SOURCE.reshape(12, 32).sum(axis=0)
 def ring(old: str = "", new: str = "", **options: object) -> np.ndarray:
     assert old in RING
     out = np.zeros(32, np.uint32)
-    run(kernel(RING.replace(old, new) if old else RING, (".u64 source", ".u64 out")), [SOURCE, out], block=64, **options)
+    run(
+        kernel(RING.replace(old, new) if old else RING, (".u64 source", ".u64 out")), [SOURCE, out], block=64, **options
+    )
     return out
 
 
@@ -59,10 +65,19 @@ BROKEN_RINGS = {
         "ld.shared.b32 %r13, [%r11+1024]; add.s32 %r6, %r6, %r13;\n    mbarrier.arrive.shared.b64 %rd9, [%r10+16];",
         "mbarrier.arrive.shared.b64 %rd9, [%r10+16]; ld.shared.b32 %r13, [%r11+1024]; add.s32 %r6, %r6, %r13;",
     ),
-    "buffers overlap": ("shl.b32 %r11, %r7, 7; add.s32 %r11, %r11, %r20; add.s32 %r11", "shl.b32 %r11, %r7, 6; add.s32 %r11, %r11, %r20; add.s32 %r11"),
-    "the release is relaxed": ("mbarrier.arrive.shared.b64 %rd9, [%r10+16];", "mbarrier.arrive.relaxed.cluster.shared.b64 %rd9, [%r10+16];"),
+    "buffers overlap": (
+        "128; shl.b32 %r11, %r7, 7;",
+        "128; shl.b32 %r11, %r7, 6;",
+    ),
+    "the release is relaxed": (
+        "mbarrier.arrive.shared.b64 %rd9, [%r10+16];",
+        "mbarrier.arrive.relaxed.cluster.shared.b64 %rd9, [%r10+16];",
+    ),
     "the producer waits for the other parity": ("xor.b32 %r8, %r8, 1;", ""),
-    "the other buffer is released": ("[%r10+16];\n    add.s32 %r5", "[%r10+16];\n    xor.b32 %r10, %r10, 8; add.s32 %r5"),
+    "the other buffer is released": (
+        "[%r10+16];\n    add.s32 %r5",
+        "[%r10+16];\n    xor.b32 %r10, %r10, 8; add.s32 %r5",
+    ),
 }
 
 
@@ -95,7 +110,9 @@ def test_checks_can_be_switched_off():
 
 
 def two_warps(body: str, **options: object) -> None:
-    start = "mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; and.b32 %r3, %r1, 31; setp.eq.b32 %p1, %r2, 1;"
+    start = (
+        "mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; and.b32 %r3, %r1, 31; setp.eq.b32 %p1, %r2, 1;"
+    )
     run(kernel(start + body), [0], block=64, **options)
 
 
@@ -105,16 +122,22 @@ def test_two_warps_that_write_one_word():
 
 
 def test_two_warps_that_write_the_halves_of_a_word():
-    two_warps("shl.b32 %r4, %r3, 2; shl.b32 %r6, %r2, 1; add.s32 %r4, %r4, %r6; add.s32 %r5, %r20, %r4; cvt.u16.u32 %rs1, %r1; st.shared.b16 [%r5], %rs1;")
+    two_warps(
+        "shl.b32 %r4, %r3, 2; shl.b32 %r6, %r2, 1; add.s32 %r4, %r4, %r6; add.s32 %r5, %r20, %r4; "
+        "cvt.u16.u32 %rs1, %r1; st.shared.b16 [%r5], %rs1;"
+    )
     with pytest.raises(RaceError):
         two_warps("shl.b32 %r4, %r3, 2; add.s32 %r5, %r20, %r4; cvt.u16.u32 %rs1, %r1; st.shared.b16 [%r5], %rs1;")
 
 
 def test_readers_need_no_order_but_a_later_writer_does():
-    shared = "shl.b32 %r4, %r3, 2; add.s32 %r5, %r20, %r4; @!%p1 st.shared.b32 [%r5], %r1; bar.sync 0; ld.shared.b32 %r6, [%r5];"
+    shared = (
+        "shl.b32 %r4, %r3, 2; add.s32 %r5, %r20, %r4; @!%p1 st.shared.b32 [%r5], %r1; "
+        "bar.sync 0; ld.shared.b32 %r6, [%r5];"
+    )
     two_warps(shared)
     two_warps(shared + "bar.sync 0; @%p1 st.shared.b32 [%r5], %r1;")
-    with pytest.raises(RaceError, match="of shared memory follows a (read|write) by warp"):
+    with pytest.raises(RaceError, match=r"of shared memory follows a (read|write) by warp"):
         two_warps(shared + "@%p1 st.shared.b32 [%r5], %r1;")
 
 
@@ -122,13 +145,18 @@ def test_a_reader_is_remembered_behind_a_later_one():
     """Warps 0 and 2 read; warp 1 is ordered after warp 2's read only, and writes."""
     body = """
     shl.b32 %r4, %r3, 2; add.s32 %r5, %r20, %r4; setp.eq.b32 %p2, %r2, 0; setp.eq.b32 %p3, %r2, 2;
-    @%p2 st.shared.b32 [%r5], %r1; bar.sync 0; @%p1 bra WRITE; @%p3 bra SECOND; ld.shared.b32 %r6, [%r5]; bar.sync 2, 64; bra END;
+    @%p2 st.shared.b32 [%r5], %r1; bar.sync 0; @%p1 bra WRITE; @%p3 bra SECOND; ld.shared.b32 %r6, [%r5];
+    bar.sync 2, 64; bra END;
     SECOND: bar.sync 2, 64; ld.shared.b32 %r6, [%r5]; bar.sync 1, 64; bra END;
     WRITE: bar.sync 1, 64; st.shared.b32 [%r5], %r1; END:
     """
-    start = "mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; and.b32 %r3, %r1, 31; setp.eq.b32 %p1, %r2, 1;"
+    start = (
+        "mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; and.b32 %r3, %r1, 31; setp.eq.b32 %p1, %r2, 1;"
+    )
     run(kernel(start + body), [0], block=96)
-    unordered = body.replace("ld.shared.b32 %r6, [%r5]; bar.sync 2, 64; bra END;", "bar.sync 2, 64; ld.shared.b32 %r6, [%r5]; bra END;")
+    first = "@%p3 bra SECOND; ld.shared.b32 %r6, [%r5]; bar.sync 2, 64;"
+    assert first in " ".join(body.split())
+    unordered = " ".join(body.split()).replace(first, "@%p3 bra SECOND; bar.sync 2, 64; ld.shared.b32 %r6, [%r5];")
     with pytest.raises(RaceError):
         run(kernel(start + unordered), [0], block=96)
 
@@ -138,7 +166,8 @@ def test_a_reader_is_remembered_behind_a_later_one():
 TENSOR = """
     ld.param.b64 %rd0, [out]; mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; setp.ne.b32 %p2, %r2, 0;
     @%p2 bra ALLOCATED; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32; ALLOCATED: bar.sync 0;
-    ld.shared.b32 %r24, [%r20]; shl.b32 %r25, %r2, 21; add.s32 %r26, %r24, %r25; add.s32 %r5, %r1, 1000; mov.b32 %r6, %r1;
+    ld.shared.b32 %r24, [%r20]; shl.b32 %r25, %r2, 21; add.s32 %r26, %r24, %r25; add.s32 %r5, %r1, 1000;
+    mov.b32 %r6, %r1;
 """
 TENSOR_END = """
     mul.wide.u32 %rd2, %r1, 4; add.s64 %rd1, %rd0, %rd2; st.global.b32 [%rd1], %r7; bar.sync 0; @%p2 bra END;
@@ -164,7 +193,11 @@ def test_tensor_memory_round_trip(schedule: str):
     ("body", "error", "message"),
     [
         (ST + LD + WAIT_LD + WAIT_ST, RaceError, r"a read of tensor memory follows a write by a tcgen05\.st"),
-        (ST + WAIT_ST + LD + ST + WAIT_LD + WAIT_ST, RaceError, r"a write of tensor memory follows a read by a tcgen05\.ld"),
+        (
+            ST + WAIT_ST + LD + ST + WAIT_LD + WAIT_ST,
+            RaceError,
+            r"a write of tensor memory follows a read by a tcgen05\.ld",
+        ),
         (LD + WAIT_LD, UninitializedRead, "tcgen05.ld of 64 cells"),
         (ST.replace("%r26", "%r24") + WAIT_ST, (RaceError, TensorMemoryMisuse), ""),
         (ST.replace("[%r26]", "[%r26+31]") + WAIT_ST, OutOfBounds, "columns 31 to 32"),

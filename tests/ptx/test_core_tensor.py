@@ -51,7 +51,11 @@ def test_products_of_integers_are_exact(form: str, schedule: str, n: int):
 def test_a_need_not_be_in_shared_memory(form: str, schedule: str):
     """A from registers (wgmma) or tensor memory (tcgen05)."""
     a, b = operands(form)
-    text = wgmma_text(64, a_in_registers=True) if form == "wgmma" else tcgen05_text(64, FORMS[form][1], a_in_tensor_memory=True)
+    text = (
+        wgmma_text(64, a_in_registers=True)
+        if form == "wgmma"
+        else tcgen05_text(64, FORMS[form][1], a_in_tensor_memory=True)
+    )
     out, report = run_gemm(text, a, b, ctas=FORMS[form][1], schedule=schedule, seed=1)
     np.testing.assert_array_equal(out, a @ b.T)
     assert report.counts.macs_issued == a.shape[0] * 64 * DEPTH
@@ -98,7 +102,13 @@ def test_rows_of_fill_are_issued_but_not_useful():
     ("form", "old", "new", "error", "message"),
     [
         ("wgmma", "[%r20], 1;\n", "[%r20], 2;\n", Deadlock, "2 arrivals pending"),
-        ("wgmma", "expect_tx.shared.b64 %rd9, [%r20], 16384", "expect_tx.shared.b64 %rd9, [%r20], 16400", Deadlock, "16 bytes outstanding"),
+        (
+            "wgmma",
+            "expect_tx.shared.b64 %rd9, [%r20], 16384",
+            "expect_tx.shared.b64 %rd9, [%r20], 16400",
+            Deadlock,
+            "16 bytes outstanding",
+        ),
         ("wgmma", "[%r20], 16384;\n", "[%r20], 8192;\n", RaceError, "follows a write by a bulk copy"),
         ("tcgen05", "tcgen05.dealloc", "//", TensorMemoryMisuse, "not freed at the end: 64 columns at 0"),
         ("tcgen05", "%r24, 64;\n", "%r24, 32;\n", TensorMemoryMisuse, "32 columns freed"),
@@ -107,7 +117,13 @@ def test_rows_of_fill_are_issued_but_not_useful():
         ("tcgen05", "setp.ne.b32 %p4, 0, 0", "setp.ne.b32 %p4, 1, 0", UninitializedRead, "accumulation"),
         ("tcgen05", "add.s32 %r42, %r41, 32;", "add.s32 %r42, %r41, 64;", OutOfBounds, "tcgen05.ld"),
         ("tcgen05", "shl.b32 %r41, %r2, 21", "mul.lo.s32 %r41, %r2, 1048576", EmulatorError, "lanes"),
-        ("tcgen05 pair", "mov.b16 %rs1, 3", "mov.b16 %rs1, 1", Deadlock, "parity 0 of the mbarrier at offset 1032 of the cluster's CTA 1"),
+        (
+            "tcgen05 pair",
+            "mov.b16 %rs1, 3",
+            "mov.b16 %rs1, 1",
+            Deadlock,
+            "parity 0 of the mbarrier at offset 1032 of the cluster's CTA 1",
+        ),
         ("tcgen05 pair", "sub.s32 %r26, %r20, %r25", "mov.b32 %r26, %r20", Deadlock, "20480 bytes outstanding"),
     ],
 )
@@ -121,7 +137,12 @@ def test_broken_products_are_reported(form: str, old: str, new: str, error: type
     [
         ("wgmma", WAIT_FULL, "", "the tensor core's read of shared memory follows a write by a bulk copy"),
         ("tcgen05", WAIT_FULL, "", "the tensor core's read of shared memory follows a write by a bulk copy"),
-        ("tcgen05", WAIT_DONE, "", "tcgen05.ld of .* that nothing wrote|a read of tensor memory follows a write by the tensor core"),
+        (
+            "tcgen05",
+            WAIT_DONE,
+            "",
+            "tcgen05.ld of .* that nothing wrote|a read of tensor memory follows a write by the tensor core",
+        ),
         ("tcgen05", "tcgen05.wait::ld.sync.aligned;", "", "tcgen05.dealloc follows a read by a tcgen05.ld"),
     ],
 )
@@ -132,7 +153,7 @@ def test_missing_waits_are_races(form: str, old: str, new: str, message: str):
 
 def test_missing_waits_give_wrong_results_when_work_completes_late():
     """What the race check says shows without it, too, once nothing completes early."""
-    with pytest.raises(UninitializedRead, match="tcgen05.ld"):
+    with pytest.raises(UninitializedRead, match=r"tcgen05\.ld"):
         broken("tcgen05", WAIT_DONE, "", races=False, schedule="late")
     with pytest.raises(UninitializedRead, match="tensor core's read"):
         broken("tcgen05", WAIT_FULL, "", races=False, schedule="newest")
@@ -171,10 +192,14 @@ def test_a_shifted_start_address_shifts_rows():
 
 def test_warps_of_a_warpgroup_must_agree():
     with pytest.raises(DivergenceError, match="different wgmmas"):
-        broken("wgmma", "add.s32 %r40, %r20, 1056;", "add.s32 %r40, %r2, 1056; shl.b32 %r40, %r40, 4; add.s32 %r40, %r40, %r20;")
+        broken(
+            "wgmma",
+            "add.s32 %r40, %r20, 1056;",
+            "add.s32 %r40, %r2, 1056; shl.b32 %r40, %r40, 4; add.s32 %r40, %r40, %r20;",
+        )
 
 
 def test_over_arrival():
     line = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r20+8];\n"
-    with pytest.raises(BarrierMisuse, match="outstanding|arrivals are more"):
+    with pytest.raises(BarrierMisuse, match=r"outstanding|arrivals are more"):
         broken("tcgen05", line, line + "    mbarrier.arrive.shared.b64 %rd9, [%r20+8], 2;\n")

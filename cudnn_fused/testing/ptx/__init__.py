@@ -6,8 +6,8 @@
                     args=[tensor_map, out, 4, 1.5])
     print(report.counts)
 
-Tensors are NumPy arrays or CPU torch tensors and are changed in place. A fault of the kernel raises an `EmulatorError` that
-names the kernel, the CTA, the warp, the PTX line and, where the PTX carries it, the source line.
+Tensors are NumPy arrays or CPU torch tensors and are changed in place. A fault of the kernel raises an
+`EmulatorError` that names the kernel, the CTA, the warp, the PTX line and, where the PTX carries it, the source line.
 
 `host.emulate` runs compiled CuTe-DSL functions with CPU tensors.
 """

@@ -1,4 +1,4 @@
-"""Emitters of the register operations: integer, logic, predicates, moves, conversions, floating point, warp exchanges."""
+"""Emitters of the register operations: arithmetic, logic, predicates, moves, conversions, exchanges within a warp."""
 
 from __future__ import annotations
 
@@ -482,12 +482,16 @@ def _mov(t: Translator, i: Instruction, m: Modifiers) -> Pure:
         bits = _bits(kind) // len(source.items)
         parts = "".join(t.source(item, f"b{bits}") + ", " for item in source.items)
         sources = tuple(t.source(item, f"b{bits}") for item in source.items)
-        return Pure((target,), f"{t.bind(values.pack, 'pack')}(({parts}), {bits})", _packing(bits, len(sources)), sources)
+        return Pure(
+            (target,), f"{t.bind(values.pack, 'pack')}(({parts}), {bits})", _packing(bits, len(sources)), sources
+        )
     if isinstance(target, Vector):
         count = len(target.items)
         bits = _bits(kind) // count
         text = t.source(source, kind)
-        return Pure((target,), f"{t.bind(values.unpack, 'unpack')}({text}, {bits}, {count})", _unpacking(bits, count), (text,))
+        return Pure(
+            (target,), f"{t.bind(values.unpack, 'unpack')}({text}, {bits}, {count})", _unpacking(bits, count), (text,)
+        )
     if isinstance(source, Address):
         raise UnsupportedInstruction("mov takes no address in brackets")
     return Pure((target,), t.source(source, kind))

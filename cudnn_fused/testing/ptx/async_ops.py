@@ -60,8 +60,8 @@ def _tensor_map(strand: Strand, address: int) -> TensorMap:
 
 
 def _destinations(strand: Strand, target: int, barrier: int, multicast: int | None, pair: bool) -> list[_Destination]:
-    """With multicast, the same offset in every CTA of the mask. A 2-CTA copy signals the CTA of each destination's pair that
-    has the parity of the barrier's address; any other copy signals the destination itself."""
+    """With multicast, the same offset in every CTA of the mask. A 2-CTA copy signals the CTA of each destination's
+    pair that has the parity of the barrier's address; any other copy signals the destination itself."""
     cta, offset = shared_target(strand, target, remote=True)
     barrier_rank, barrier_offset = (barrier & 0xFFFFFFFF) >> CTA_SHIFT, barrier & _OFFSET_MASK
     cluster = strand.warp.cta.cluster
@@ -290,7 +290,7 @@ def bulk_commit(strand: Strand, mask: int) -> None:
 
 
 def bulk_wait(strand: Strand, mask: int, pending: int, reading: bool) -> None:
-    """Waits until at most `pending` groups of each lane are unfinished (or, with `reading`, still read their sources)."""
+    """Waits until at most `pending` groups of each lane are unfinished (with `reading`: still read their sources)."""
     warp = strand.warp
     queue = warp.launch.queue
     for lane in warp.bulk_open:
@@ -462,7 +462,8 @@ def _emit_tensor_copy(t: Translator, i: Instruction, m: Modifiers) -> Effect:
         raise UnsupportedInstruction("the number of operands does not fit the modifiers")
     call = (
         f"{t.bind(tensor_load, 'tensor_load')}(s, {{mask}}, {t.address(target)}, {t.source(source.base, 'u64')}, "
-        f"{_vector_text(t, source.coordinates)}, {t.address(barrier)}, {_vector_text(t, offsets, 'u16')}, {cast}, {pair}, {im2col})"
+        f"{_vector_text(t, source.coordinates)}, {t.address(barrier)}, {_vector_text(t, offsets, 'u16')}, "
+        f"{cast}, {pair}, {im2col})"
     )
     return Effect((), call)
 
@@ -479,7 +480,10 @@ def _emit_bulk_copy(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     if m.flag("bulk_group"):
         m.need("global")
         m.need("shared::cta")
-        call = f"{t.bind(bulk_store, 'bulk_store')}(s, {{mask}}, {t.address(target)}, {t.address(source)}, {t.source(size, 'u32')})"
+        call = (
+            f"{t.bind(bulk_store, 'bulk_store')}(s, {{mask}}, {t.address(target)}, "
+            f"{t.address(source)}, {t.source(size, 'u32')})"
+        )
         return Effect((), call)
     m.need("mbarrier::complete_tx::bytes")
     m.need("shared::cluster", "shared::cta")
@@ -489,7 +493,8 @@ def _emit_bulk_copy(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     if len(rest) != int(hint):
         raise UnsupportedInstruction("the number of operands does not fit the modifiers")
     call = (
-        f"{t.bind(bulk_load, 'bulk_load')}(s, {{mask}}, {t.address(target)}, {t.address(source)}, {t.source(size, 'u32')}, "
+        f"{t.bind(bulk_load, 'bulk_load')}(s, {{mask}}, {t.address(target)}, "
+        f"{t.address(source)}, {t.source(size, 'u32')}, "
         f"{t.address(barrier)}, {cast})"
     )
     return Effect((), call)
@@ -523,7 +528,10 @@ def _emit_copy(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     if len(rest) > 1 + hint:
         raise UnsupportedInstruction("cp.async with an ignore-src operand is not modelled")
     source_size = t.source(rest[0], "u32") if len(rest) > hint else "None"
-    call = f"{t.bind(copy_async, 'copy_async')}(s, {{mask}}, {t.address(target, 32)}, {t.address(source)}, {size.value}, {source_size})"
+    call = (
+        f"{t.bind(copy_async, 'copy_async')}(s, {{mask}}, {t.address(target, 32)}, "
+        f"{t.address(source)}, {size.value}, {source_size})"
+    )
     return Effect((), call)
 
 

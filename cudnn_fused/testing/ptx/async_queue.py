@@ -1,4 +1,4 @@
-"""Asynchronous operations that have been issued and not yet performed, and the order in which a schedule performs them."""
+"""Asynchronous operations that are issued and not yet performed, and the order in which a schedule performs them."""
 
 from __future__ import annotations
 

@@ -299,7 +299,10 @@ def _emit_arrive(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     address, *rest = i.operands[1 if has_state else 0 :]
     amount = t.source(rest[0], "u32") if rest else "1"
     count, expect = ("1", amount) if expects else (amount, "None")
-    call = f"{t.bind(mbarrier_arrive, 'mbarrier_arrive')}(s, {{mask}}, {t.address(address)}, {count}, {expect}, {remote}, {relaxed})"
+    call = (
+        f"{t.bind(mbarrier_arrive, 'mbarrier_arrive')}(s, {{mask}}, {t.address(address)}, "
+        f"{count}, {expect}, {remote}, {relaxed})"
+    )
     return Effect(i.operands[:1] if has_state else (), call)
 
 

@@ -35,7 +35,7 @@ def _registers_of(operand: object) -> list[int]:
 
 
 def solve_liveness(blocks: list[Block], instructions: list[Instruction]) -> None:
-    """The registers that a block, or one after it, may read before they are written. Strands that meet merge only these."""
+    """Sets `live_in`: what a block, or one after it, may read before writing it. Strands that meet merge only that."""
     uses, kills = [], []
     for block in blocks:
         used, killed = 0, 0

@@ -1,4 +1,4 @@
-"""What the emulator reports. Every error names the kernel, the CTA, the warp, the PTX line and, where known, the source line."""
+"""What the emulator reports. An error names kernel, CTA, warp, PTX line and, if known, source line."""
 
 from __future__ import annotations
 

@@ -67,13 +67,15 @@ def launch(
         entry: name of the kernel; None if the text has one kernel.
         grid, block, cluster: up to three dimensions, x first; the grid counts CTAs and is a multiple of the cluster.
         shared_bytes: dynamic shared memory per CTA.
-        args: one per kernel parameter: a NumPy array or CPU torch tensor (its address is passed), a `TensorMap`, an int, a float
+        args: one per kernel parameter: a NumPy array or CPU torch tensor (its address is passed), a `TensorMap`, an
+        int, a float
             (for 4 bytes an f32, for 8 an f64), a bool, a NumPy scalar, or the parameter's raw bytes.
         memory: further tensors that the kernel may access, whose addresses stand in raw bytes or in tensor maps.
         schedule: "early", "late", "newest" or "random" (see `Order`), or a `Schedule`.
         seed: of the random schedule.
         races: check that conflicting accesses to shared and tensor memory are ordered.
-        uninitialized: what a read of shared or tensor memory does that nothing wrote: "error", or "poison" for a NaN and a
+        uninitialized: what a read of shared or tensor memory does that nothing wrote: "error", or "poison" for a NaN
+        and a
             warning in the report (some kernels read what they then do not use).
 
     Raises:

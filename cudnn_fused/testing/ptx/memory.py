@@ -114,7 +114,7 @@ class GlobalMemory:
         return region.data[address - region.base : address - region.base + size]
 
     def items(self, addresses: np.ndarray | int, size: int, what: str) -> list[tuple[np.ndarray, Any, Any]]:
-        """(region as items of `size` bytes, index of each access in it, which accesses) for every region they lie in."""
+        """(region as items of `size` bytes, index of each access, which accesses) for every region they lie in."""
         if not isinstance(addresses, np.ndarray):
             return [(*self._region_items(addresses, addresses, addresses, size, what), slice(None))]
         low, high = int(addresses.min()), int(addresses.max())

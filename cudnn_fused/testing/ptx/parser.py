@@ -88,7 +88,7 @@ SINK = Symbol("_")
 
 @dataclass
 class Instruction:
-    """One instruction. `parts` is the opcode split at its dots, `target` the index of the instruction a branch names."""
+    """One instruction. `parts` is the opcode split at its dots, `target` the index of what a branch goes to."""
 
     parts: tuple[str, ...]
     operands: tuple
@@ -227,7 +227,8 @@ class _Parser:
         return PtxSyntaxError(message, Location(kernel=self.kernel.name if self.kernel else "", ptx_line=self.line))
 
     def module(self) -> Module:
-        for kind, text, self.line in self._statements():
+        for kind, text, line in self._statements():
+            self.line = line
             getattr(self, f"_{kind}")(text)
         if self.kernel:
             raise self.error("the text ends inside a kernel")

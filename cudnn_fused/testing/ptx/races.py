@@ -1,16 +1,17 @@
 """Happens-before checks by vector clocks, over shared and tensor memory.
 
-Agents are the warps and the asynchronous pipes they feed: a warp's tensor-core pipe, its bulk-store groups, its cp.async
-groups, its tensor-memory loads and stores, and every mbarrier (for the bulk copies that complete on it, by phase). One counter
+Agents are the warps and the asynchronous pipes they feed: a warp's tensor-core pipe, its bulk-store groups, its
+cp.async groups, its tensor-memory loads and stores, and every mbarrier (for the bulk copies that complete on it, by
+phase). One counter
 per agent says how many of its operations an observer may rely on: the observer's *clock* of that agent.
 Clocks travel with barrier arrivals, commits and completed transactions, and are joined by waits.
 
-A clock has two rows. Row ORDERED holds what happened before; row PUBLISHED what of it a `fence.proxy.async` has made visible
-to the async proxy. An asynchronous access must find earlier ordinary (generic-proxy) writes in the second row.
+A clock has two rows. Row ORDERED holds what happened before; row PUBLISHED what of it a `fence.proxy.async` has made
+visible to the async proxy. An asynchronous access must find earlier ordinary (generic-proxy) writes in the second row.
 
-Two accesses race if one writes, they touch the same 4-byte word, and the clock of the later one does not contain the earlier.
-A warp counts as one agent, so exchanges inside a warp are not checked; accesses narrower than a word are checked only
-against writes of the same bytes.
+Two accesses race if one writes, they touch the same 4-byte word, and the clock of the later one does not contain the
+earlier. A warp counts as one agent, so exchanges inside a warp are not checked; accesses narrower than a word are
+checked only against writes of the same bytes.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ _GENERIC_PIPES = {Pipe.WARP, Pipe.COPY}
 
 @dataclass
 class Access:
-    """Who accesses: an agent and the value its counter has while the operation is under way, the clock it may rely on, the
-    instruction, and whether the access goes through the async proxy."""
+    """Who accesses: an agent and the value its counter has while the operation is under way, the clock it may rely
+    on, the instruction, and whether the access goes through the async proxy."""
 
     agent: int
     clock: int
@@ -142,8 +143,8 @@ class Agents:
 class Shadow:
     """Last writer and readers of every cell of a memory. Cells are addressed by any NumPy index of `shape`.
 
-    `reader` holds the last reader. Only where readers are not ordered among each other the earlier ones are kept, too, in
-    `more_readers` (by agent).
+    `reader` holds the last reader. Only where readers are not ordered among each other the earlier ones are kept,
+    too, in `more_readers` (by agent).
     """
 
     def __init__(self, agents: Agents, shape: tuple[int, ...]):

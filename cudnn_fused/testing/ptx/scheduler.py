@@ -21,8 +21,8 @@ SPURIOUS_PROBABILITY = 0.25  # of a random schedule: that a wait which would blo
 class Order(Enum):
     """When asynchronous operations complete.
 
-    EARLY: as they are issued. LATE: as late as allowed, the oldest first; missing waits show. NEWEST: as late as allowed,
-    the newest first; early reuse of buffers shows. RANDOM: any time, and waits may return early.
+    EARLY: as they are issued. LATE: as late as allowed, the oldest first; missing waits show. NEWEST: as late as
+    allowed, the newest first; early reuse of buffers shows. RANDOM: any time, and waits may return early.
     """
 
     EARLY = "early"

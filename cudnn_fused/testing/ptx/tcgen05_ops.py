@@ -1,8 +1,8 @@
 """Emitters and handlers of tcgen05 (sm_100a): MMA, commit, and tensor memory.
 
 Accumulation: one K = 16 step is summed in float64 together with the accumulator and rounded once to FP32
-(`matrix.Accumulation.STEPWISE`). Hardware does not say how it adds inside a step; wherever all partial sums are exact in FP32
-the results agree.
+(`matrix.Accumulation.STEPWISE`). Hardware does not say how it adds inside a step; wherever all partial sums are exact
+in FP32 the results agree.
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ def _region(strand: Strand, address: int, cells: tensor_memory.Access, what: str
 def tensor_load(
     strand: Strand, address: Value, shape: str, num: int, packed: bool, half_split: int
 ) -> tuple[np.ndarray, ...]:
-    """tcgen05.ld. It is performed at once whatever the schedule: compilers move uses of its results in front of its wait
-    (the hardware interlocks the registers). The race check sees the read under way until tcgen05.wait::ld."""
+    """tcgen05.ld. It is performed at once whatever the schedule: compilers move uses of its results in front of its
+    wait (the hardware interlocks the registers). The race check sees the read under way until tcgen05.wait::ld."""
     warp = strand.warp
     cells = tensor_memory.access(shape, num, packed=packed, half_split=half_split)
     index = _region(strand, uniform_operand(strand, address, "the address"), cells, "tcgen05.ld")
@@ -371,7 +371,10 @@ def _emit_tensor_store(t: Translator, i: Instruction, m: Modifiers) -> Effect:
     shape, num, packed = _shape(m, "unpack::16b")
     split = i.operands[1].value if len(i.operands) > 2 else 0
     sources = tuple_source(t, i.operands[-1])
-    call = f"{t.bind(tensor_store, 'tensor_store')}(s, {t.address(i.operands[0], 32)}, {sources}, {shape!r}, {num}, {packed}, {split})"
+    call = (
+        f"{t.bind(tensor_store, 'tensor_store')}(s, {t.address(i.operands[0], 32)}, {sources}, "
+        f"{shape!r}, {num}, {packed}, {split})"
+    )
     return Effect((), call)
 
 

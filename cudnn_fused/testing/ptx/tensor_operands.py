@@ -70,7 +70,7 @@ class Operand:
         return lambda: self.values(dtype, negate)
 
     def useful(self) -> np.ndarray:
-        """For each chunk along K, how many rows hold something else than fill (MN-major: for each k, in chunks of 8 rows)."""
+        """For each k, how many rows hold something else than fill, as far as chunks of 16 bytes tell."""
         flags = self.cta.shared.useful_chunks[_chunks(*self.key)]
         if self.major is Major.K:
             return flags.sum(axis=0).repeat(_ELEMENTS_PER_CHUNK)

@@ -1,8 +1,8 @@
 """Kernels to Python: every basic block becomes one generated function, every opcode a small emitter in a table.
 
-A block function takes a strand (the lanes of a warp that run together), its registers and its warp, and returns the index of
-the block that comes next. Emitters live in `alu`, `memory_ops`, `async_ops`, `barrier_ops` and `tensor_ops`; each one reads
-the modifiers of its instruction, all of them, and returns how to execute it:
+A block function takes a strand (the lanes of a warp that run together), its registers and its warp, and returns the
+index of the block that comes next. Emitters live in `alu`, `memory_ops`, `async_ops`, `barrier_ops` and `tensor_ops`;
+each one reads the modifiers of its instruction, all of them, and returns how to execute it:
 
 - `Pure(targets, expression)`: registers from registers;
 - `Effect(targets, call)`: anything that touches memory or barriers; `{mask}` in the call stands for the active lanes;
@@ -110,7 +110,7 @@ def find_opcode(instruction: Instruction) -> str | None:
 
 
 class Modifiers:
-    """The modifiers of one instruction. Each must be taken: one that is left over is not modelled, and that is an error."""
+    """The modifiers of one instruction. Each must be taken: one that is left over is not modelled, an error."""
 
     def __init__(self, instruction: Instruction, opcode: str):
         self.rest = list(instruction.parts[len(opcode.split(".")) :])
@@ -164,7 +164,7 @@ class Program:
 
 
 def translate(module: Module, kernel: Kernel) -> Program:
-    """Translates one kernel. Instructions that are not modelled raise when they are reached; see `Program.unsupported`."""
+    """Translates one kernel. What is not modelled raises when it is reached, and is listed in `unsupported`."""
     return Translator(module, kernel).program()
 
 
@@ -469,7 +469,7 @@ def _fields(instruction: Instruction) -> dict[str, Any]:
 
 
 def _lay_out_shared(module: Module, kernel: Kernel) -> tuple[dict[str, int], int]:
-    """Offsets of shared variables in the window of a CTA: static ones first, `.extern` arrays (which overlap) after them."""
+    """Offsets of shared variables in the window of a CTA: static ones, then `.extern` arrays (which overlap)."""
     shared = [v for v in (*module.variables.values(), *kernel.variables.values()) if v.space == "shared"]
     offsets, end = {}, RESERVED_SHARED
     for variable in (v for v in shared if not v.extern):

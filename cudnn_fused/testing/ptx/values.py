@@ -1,8 +1,8 @@
 """Register values, and the integer operations on them.
 
-A register holds either a Python int (bool for a predicate), which stands for the same value in every lane, or an array of
-32 lanes of the unsigned type of its width. Uniform values stay Python ints as long as they can: that is most of what a
-producer or an MMA warp computes, and several times cheaper than an array. Ints are kept in [0, 2**bits).
+A register holds either a Python int (bool for a predicate), which stands for the same value in every lane, or an
+array of 32 lanes of the unsigned type of its width. Uniform values stay Python ints as long as they can: that is most
+of what a producer or an MMA warp computes, and several times cheaper than an array. Ints are kept in [0, 2**bits).
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def high_multiplier(bits: int, is_signed: bool) -> Callable[[Value, Value], Valu
 
 @cache
 def divider(bits: int, is_signed: bool, remainder: bool) -> Callable[[Value, Value], Value]:
-    """Division that truncates towards zero. Division by zero gives all ones and the dividend as remainder, as GPUs do."""
+    """Division that truncates towards zero. By zero: all ones, and the dividend as remainder, as GPUs do."""
     mask = (1 << bits) - 1
 
     def scalar(a: int, b: int) -> int:

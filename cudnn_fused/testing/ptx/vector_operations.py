@@ -1,8 +1,8 @@
 """Register operations that can be applied to many registers at once, and the reordering of a block that lets them.
 
-One NumPy call costs far more than the 32 lanes it works on. Epilogues are long runs of the same operations on independent
-registers, so a block's instructions are reordered (dependences kept; what touches memory or barriers keeps its order)
-until equal operations stand together, and each such group becomes one call on a stack of registers.
+One NumPy call costs far more than the 32 lanes it works on. Epilogues are long runs of the same operations on
+independent registers, so a block's instructions are reordered (dependences kept; what touches memory or barriers
+keeps its order) until equal operations stand together, and each such group becomes one call on a stack of registers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class VectorOperation:
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction of a block. `group`: what it may be batched with. `ordered`: it keeps its place among ordered ones."""
+    """An instruction of a block. `group`: what it may be batched with. `ordered`: it keeps its place among those."""
 
     instruction: Instruction
     group: Hashable | None

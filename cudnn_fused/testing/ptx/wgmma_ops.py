@@ -1,7 +1,7 @@
 """Emitters and handlers of wgmma (sm_90a).
 
-wgmma is an operation of a warpgroup: it is performed once all four warps have issued it, and a group is complete for one of
-them when it is complete for all. Accumulation is that of `matrix.Accumulation.STEPWISE`, as for tcgen05.
+wgmma is an operation of a warpgroup: it is performed once all four warps have issued it, and a group is complete for
+one of them when it is complete for all. Accumulation is that of `matrix.Accumulation.STEPWISE`, as for tcgen05.
 """
 
 from __future__ import annotations
@@ -230,7 +230,8 @@ def _emit_wgmma(t: Translator, i: Instruction, m: Modifiers) -> Effect:
         raise UnsupportedInstruction("wgmma with these immediates is not modelled")
     left = tuple_source(t, a) if from_registers else t.source(a, "u64")
     call = (
-        f"{t.bind(wgmma, 'wgmma')}(s, {tuple_source(t, target)}, {left}, {t.source(b, 'u64')}, {t.source(scale_d, 'pred')}, "
+        f"{t.bind(wgmma, 'wgmma')}(s, {tuple_source(t, target)}, {left}, {t.source(b, 'u64')}, "
+        f"{t.source(scale_d, 'pred')}, "
         f"{tuple(scale == -1 for scale in scales)}, {t.bind(tuple(majors), 'majors')}, {n}, {dtype!r}, "
         f"{t.at in t.unfenced_wgmma})"
     )
