@@ -34,7 +34,7 @@ SM90, SM100 = "sm_90a", "sm_100a"
 
 
 def peer(module: str) -> Any:
-    """A module of the `peers` extra. Without it the test is skipped, or fails where CUDNN_FUSED_REQUIRE_PEERS is set."""
+    """A module of the `peers` extra. Without it the test is skipped, or fails if CUDNN_FUSED_REQUIRE_PEERS is set."""
     os.environ.setdefault("QUACK_CACHE_ENABLED", "0")
     if not os.environ.get("CUDNN_FUSED_REQUIRE_PEERS"):
         reason = f"needs {module.split('.')[0]}: pip install 'cudnn-fused[peers]'"

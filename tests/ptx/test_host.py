@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from pathlib import Path
 from typing import Any
 
 import cutlass
@@ -205,3 +207,9 @@ def test_an_unknown_form_of_map_is_refused(bit: int) -> None:
     raw[bit // 8] ^= 1 << bit % 8
     with pytest.raises(DescriptorError, match="known form"):
         decode_tensor_map(bytes(raw))
+
+
+def test_the_example_in_the_documentation_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "emulator.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+    exec(compile(example, "docs/emulator.md", "exec"), {})

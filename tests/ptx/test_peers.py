@@ -257,8 +257,8 @@ def test_cudnn_fprop(tile: tuple[int, int, int], channels: int, geometry: dict[s
 def test_cudnn_fprop_reads_lanes_of_other_warps() -> None:
     """Its 64-row pair tile gives warps 2 and 3 the lanes of warps 0 and 1.
 
-    The PTX ISA lets a warp reach its own quarter of the lanes only; that the hardware takes the own lanes all the
-    same is its business. The emulator holds to the ISA.
+    The PTX ISA lets a warp reach its own quarter of the lanes only. The emulator holds to the ISA, whatever the hardware
+    makes of such an address.
     """
     input, weight = small_integers((1, 4, 5, 6, 64)), small_integers((64, 3, 3, 3, 64), -1, 2)
     call, _ = peers.cudnn_fprop(input, weight, tile=(64, 64, 2))
