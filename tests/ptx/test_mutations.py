@@ -19,13 +19,14 @@ from cuda.bindings import driver
 from cudnn_fused import reference
 from cudnn_fused.testing.ptx import EmulatorError, cross_compile, emulate
 from cudnn_fused.testing.ptx.samples import make_case
-from cudnn_fused.weights import pack_conv3d_weight
+from cudnn_fused.weights import pack_causal_conv3d_weight, pack_conv3d_weight
 from tests.cases import small_integers
 from tests.ptx import peers
 
 SCHEDULES = (("early", 0), ("late", 0), ("newest", 0), ("random", 0), ("random", 1), ("random", 2), ("random", 3))
 ROWS = {"sm90_row_shift": 230, "sm90_overlapping_rows": 130, "sm100_row_shift": 840}  # rings and buffers wrap
-SM90, OVERLAP, SM100, CUDNN = "sm90_row_shift", "sm90_overlapping_rows", "sm100_row_shift", "cudnn_conv3d"
+SM90, OVERLAP, SM100 = "sm90_row_shift", "sm90_overlapping_rows", "sm100_row_shift"
+CUDNN, CUDNN_GATHER = "cudnn_conv3d", "cudnn_causal_conv3d"
 CAUGHT, UNSEEN = True, False
 
 
@@ -308,6 +309,8 @@ MUTATIONS = [
         r"(im2col_no_offs[^{]*)\{(%r\d+), (%r\d+)",
         r"\1{\3, \3",
     ),
+    Mutation("gather: proxy fence before the MMA dropped", CUDNN_GATHER, line(r"fence\.proxy\.async")),
+    Mutation("gather: wait for the copies dropped", CUDNN_GATHER, line(r"cp\.async\.(?:wait|mbarrier)")),
 ]
 
 
@@ -324,6 +327,8 @@ class Subject:
 def subject(kernel: str) -> Subject:
     if kernel == CUDNN:
         return cudnn_convolution()
+    if kernel == CUDNN_GATHER:
+        return cudnn_causal_convolution()
     case = make_case(kernel, ROWS[kernel])
     function = cross_compile(case.launcher, *case.samples(), arch=case.arch)
     output = case.output()
@@ -336,6 +341,16 @@ def cudnn_convolution() -> Subject:
     output, expected = (torch.full((1, 1, 12, 14, 160), torch.nan, dtype=torch.bfloat16) for _ in range(2))
     reference.conv3d_raw(input, weight, expected)
     return Subject(peers.cudnn_conv3d("raw", input, weight, output), output, expected)
+
+
+def cudnn_causal_convolution() -> Subject:
+    """cuDNN's 12->160 convolution, whose producer warps gather pixels with ordinary copies."""
+    padded = small_integers((1, 4, 7, 8, 16))
+    padded[..., 12:] = 0
+    weight = small_integers((160, 12, 3, 3, 3))
+    output = torch.full((1, 2, 5, 6, 160), torch.nan, dtype=torch.bfloat16)
+    call = peers.cudnn_causal_conv(padded, pack_causal_conv3d_weight(weight), output)
+    return Subject(call, output, reference.convolve(padded[..., :12], weight))
 
 
 def run(kernel: str, schedule: tuple[str, int], edit_ptx: Callable[[str], str] | None = None) -> torch.Tensor:
@@ -361,7 +376,7 @@ def findings(mutation: Mutation) -> Iterator[tuple[tuple[str, int], str]]:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("kernel", [*ROWS, CUDNN])
+@pytest.mark.parametrize("kernel", [*ROWS, CUDNN, CUDNN_GATHER])
 def test_samples_are_right_as_they_are(kernel: str, schedule: tuple[str, int]) -> None:
     assert torch.equal(run(kernel, schedule), subject(kernel).expected)
 
