@@ -167,6 +167,33 @@ def test_shared_memory_round_trip_through_another_lane():
     np.testing.assert_array_equal(per_thread(body), 31 - LANES)
 
 
+LOCAL = "{ .local .align 16 .b8 depot[64]; mov.b64 %rd20, depot; cvta.local.u64 %rd21, %rd20;"
+
+
+@pytest.mark.parametrize("address", ["local.b32 %r5, [%rd20+4]", "b32 %r5, [%rd21+4]"])
+def test_local_memory_is_each_threads_own(address: str):
+    """Uniform addresses name another place in every lane; indices may differ between lanes."""
+    body = f"""
+    {LOCAL} st.local.b32 [%rd20+4], %r1; and.b32 %r2, %r1, 3; mul.wide.u32 %rd5, %r2, 8; add.s64 %rd6, %rd21, %rd5;
+    add.s32 %r3, %r1, 100; st.b64 [%rd6+16], %rd5; ld.{address}; ld.local.b64 %rd7, [%rd6+16]; cvt.u32.u64 %r6, %rd7;
+    mad.lo.u32 %r0, %r5, 64, %r6; }}
+    """
+    np.testing.assert_array_equal(per_thread(body), LANES * 64 + LANES % 4 * 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("ld.local.b32 %r0, [%rd20];", UninitializedRead),
+        ("st.local.b32 [%rd20+64], %r1;", OutOfBounds),
+        ("st.local.b32 [%rd20+2], %r1;", Misaligned),
+    ],
+)
+def test_bad_accesses_to_local_memory(text: str, error: type):
+    with pytest.raises(error, match="local"):
+        per_thread(f"{LOCAL} {text} }}")
+
+
 def test_generic_shared_addresses():
     body = """
     mov.b32 %r5, smem; cvt.u64.u32 %rd5, %r5; cvta.shared.u64 %rd5, %rd5; mul.wide.u32 %rd6, %r1, 4;

@@ -208,6 +208,14 @@ def test_misused_tensor_memory(body: str, error: type, message: str):
         tensor(body)
 
 
+def test_lanes_of_another_quarter_may_be_taken_modulo_32():
+    """Every warp names lane 0; by the ISA that is undefined for all but the first."""
+    body = (ST + WAIT_ST + LD + WAIT_LD).replace("%r26", "%r24")
+    with pytest.raises(TensorMemoryMisuse, match="reaches lanes 96 to 127, not 32 from 0 on"):
+        tensor(body)
+    np.testing.assert_array_equal(tensor(body, relative_lanes=True), np.arange(1000, 1128))
+
+
 def test_a_store_that_is_not_waited_for_is_lost_when_it_comes_late():
     with pytest.raises(UninitializedRead):
         tensor(ST + LD + WAIT_LD + WAIT_ST, races=False, schedule="late")

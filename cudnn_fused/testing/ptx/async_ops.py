@@ -104,16 +104,7 @@ def _chunks_in_bounds(tensor_map: TensorMap, coordinates: tuple[int, ...], offse
     size = tensor_map.data_type.nbytes
     columns = coordinates[0] + np.arange(tensor_map.row_bytes // size)
     inner = ((columns >= 0) & (columns < tensor_map.extents[0])).reshape(-1, CHUNK // size).any(axis=1)
-    if tensor_map.window is not None:
-        _, rows = tensor_map._pixels(coordinates, offsets)
-    else:
-        rows = np.ones((), bool)
-        outer = zip(
-            coordinates[1:], tensor_map.extents[1:], tensor_map.box[1:], tensor_map.element_strides[1:], strict=True
-        )
-        for first, extent, length, step in outer:
-            positions = first + np.arange(0, length, step)
-            rows = np.logical_and.outer((positions >= 0) & (positions < extent), rows)
+    rows = tensor_map.rows_in_bounds(coordinates, offsets)
     return np.logical_and.outer(rows, inner).reshape(-1)
 
 

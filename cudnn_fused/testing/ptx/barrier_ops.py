@@ -132,6 +132,10 @@ def mbarrier_arrive(
         if expect is not None:
             barrier.expect(lanes * _one(strand, mask, expect, "the transaction count"))
         barrier.arrive(lanes * _one(strand, mask, count, "the count"), clock)
+        if barrier.cta != warp.cta.rank:
+            # A relaxed arrival is ordered by the warp's next release.
+            access = strand.access()
+            warp.cta.cluster.ctas[barrier.cta].used_by(strand, access.agent, access.clock - (not relaxed))
     warp.launch.event()
     return phase
 

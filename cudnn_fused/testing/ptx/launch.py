@@ -17,6 +17,7 @@ from .errors import LaunchError
 from .machine import Dim3, Launch
 from .memory import GlobalMemory, Parameters, Region, region_of
 from .parser import Module, Parameter, parse
+from .rounding import ieee_arithmetic
 from .scheduler import Order, Schedule, Scheduler
 from .tensor_map import TensorMap
 from .translate import PARAMETER_BASE, Program, translate
@@ -59,6 +60,7 @@ def launch(
     seed: int = 0,
     races: bool = True,
     uninitialized: str = "error",
+    relative_lanes: bool = False,
 ) -> Report:
     """Runs a kernel on the CPU; the tensors among its arguments are changed in place.
 
@@ -77,6 +79,9 @@ def launch(
         uninitialized: what a read of shared or tensor memory does that nothing wrote: "error", or "poison" for a NaN
         and a
             warning in the report (some kernels read what they then do not use).
+
+        relative_lanes: tcgen05.ld and .st take the lane of their address modulo 32, within the quarter of their warp.
+            By the ISA lanes of other quarters are undefined, which is an error otherwise; a kernel by NVIDIA uses them.
 
     Raises:
         LaunchError: the arguments do not fit the kernel.
@@ -106,9 +111,11 @@ def launch(
         schedule,
         races,
         uninitialized == "error",
+        relative_lanes,
         _place_variables(program, global_memory),
     )
-    Scheduler(state).run()
+    with ieee_arithmetic():
+        Scheduler(state).run()
     state.count_instructions()
     missing = tuple(sorted({f"{instruction.opcode}: {reason}" for instruction, reason in program.unsupported}))
     return Report(name, state.counts, missing, tuple(state.warnings))

@@ -14,7 +14,7 @@ from .async_queue import AsyncQueue
 from .barriers import NAMED_BARRIERS, ClusterBarrier, MBarrier, NamedBarrier
 from .counts import Counts
 from .errors import Deadlock, EmulatorError, Location, RaceError, UninitializedRead
-from .memory import GlobalMemory, Parameters, SharedMemory
+from .memory import GlobalMemory, LocalMemory, Parameters, SharedMemory
 from .races import ORDERED, PUBLISHED, Access, Agents, Conflict, Pipe, SharedShadow, TensorShadow
 from .tensor_memory import TensorMemory
 from .translate import CTA_SHIFT, Program
@@ -146,8 +146,8 @@ class Warp:
         self.shared_base = cta.rank << CTA_SHIFT
         self.parameters = launch.parameters
         self.symbols = launch.symbols
+        self.local = LocalMemory(launch.program.local_size)
         self.yielding = False
-        self.last_at: int | None = None
         agents = cta.cluster.agents
         self.pipes = [agents.pipe(cta.rank, index, pipe) for pipe in Pipe]
         self.agent = self.pipes[Pipe.WARP]
@@ -224,6 +224,8 @@ class Warp:
     def exit_lanes(self, strand: Strand) -> None:
         self.live &= ~strand.mask
         self.strands.remove(strand)
+        if not self.cta.live_threads:
+            self.cta.check_exit(strand)
         self.cta.cluster.after_exit(self)
 
 
@@ -244,6 +246,7 @@ class Cta:
         self.tensor.data.fill(POISON[32])
         self.shared_shadow = SharedShadow(cluster.agents, self.shared.size) if launch.races else None
         self.tensor_shadow = TensorShadow(cluster.agents) if launch.races else None
+        self.remote_uses: dict[int, tuple[int, int]] = {}  # by agent: its clock and the instruction
         self.warpgroups: dict[int, Any] = {}
         self.operand_cache: dict[Any, Any] = {}
         self.mbarriers: dict[int, MBarrier] = {}
@@ -261,6 +264,30 @@ class Cta:
     @property
     def live_threads(self) -> int:
         return sum(bin(warp.live).count("1") for warp in self.warps)
+
+    def used_by(self, strand: Strand, agent: int, clock: int) -> None:
+        """Another CTA of the cluster uses this one's shared memory, which must be ordered before this one's exit."""
+        if self.shared_shadow is None or strand.warp.cta is self:
+            return
+        if not self.live_threads:
+            raise strand.error(
+                "RaceError", f"a use of shared memory of the cluster's CTA {self.rank}, which has exited"
+            )
+        self.remote_uses[agent] = (clock, strand.at)
+
+    def check_exit(self, strand: Strand) -> None:
+        """The last threads leave. What other CTAs did to this one's shared memory must be known to have happened."""
+        if not self.remote_uses:
+            return
+        known = np.maximum.reduce([warp.clock[ORDERED] for warp in self.warps])
+        for agent, (clock, at) in self.remote_uses.items():
+            if known[agent] < clock:
+                place = self.cluster.launch.program.location(at)
+                raise errors.RaceError(
+                    f"CTA {self.rank} of the cluster exits while {self.cluster.agents.describe(agent)} may still use "
+                    f"its shared memory (PTX line {place.ptx_line}: {errors.shorten(place.ptx_text)})",
+                    strand.location(),
+                )
 
 
 def _cta_special(cta: Cta, launch: Launch, cluster: Cluster) -> dict[str, Any]:
@@ -349,6 +376,7 @@ class Launch:
     schedule: Schedule
     races: bool
     strict: bool = True  # a read of memory that nothing wrote is an error, not a warning
+    relative_lanes: bool = False  # tcgen05.ld and .st take the lane modulo 32 within the warp's own quarter
     symbols: dict[str, int] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     warnings: dict[str, None] = field(default_factory=dict)  # in order, each once

@@ -11,7 +11,7 @@ import numpy as np
 
 from .errors import LaunchError, Misaligned, OutOfBounds, UninitializedRead
 from .translate import PARAMETER_BASE, RESERVED_SHARED
-from .values import POISON, UNSIGNED
+from .values import LANES, POISON, UNSIGNED
 
 ITEM_TYPES = {
     **{width: UNSIGNED[8 * width] for width in (1, 2, 4, 8)},
@@ -165,6 +165,29 @@ class Parameters:
 
     def contains(self, address: int) -> bool:
         return PARAMETER_BASE <= address < PARAMETER_BASE + len(self.data)
+
+
+class LocalMemory:
+    """Local memory of one warp: bytes of each lane, and which of them have been written."""
+
+    def __init__(self, size: int):
+        self.data = np.full((LANES, size // 2 + 1), POISON[16], np.uint16).view(np.uint8)
+        self.written = np.zeros(self.data.shape, bool)
+        self.size = size
+
+    def index(self, lanes: np.ndarray, offsets: np.ndarray, size: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+        """Index of the bytes of one access per lane."""
+        low, high = int(offsets.min()), int(offsets.max()) + size
+        if low < 0 or high > self.size:
+            raise OutOfBounds(f"{what} of local bytes {low}..{high} of {self.size}")
+        if (offsets & (size - 1)).any():
+            raise Misaligned(f"{what} of {size} bytes at local offset {low}, which is not a multiple of {size}")
+        return lanes[:, None], offsets[:, None] + np.arange(size)
+
+    def require_written(self, index: tuple[np.ndarray, np.ndarray]) -> None:
+        """Raises if a byte was never written."""
+        if not self.written[index].all():
+            raise UninitializedRead(f"load of local memory that nothing wrote, at offset {int(index[1].min())}")
 
 
 class SharedMemory:

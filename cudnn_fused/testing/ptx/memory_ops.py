@@ -13,7 +13,7 @@ from .errors import OutOfBounds, UnsupportedInstruction
 from .machine import Cta, Strand
 from .memory import ITEM_TYPES, WORD
 from .parser import TYPE_BYTES, Address, Instruction, Symbol, Vector
-from .translate import CTA_SHIFT, PARAMETER_BASE, SHARED_BASE, Effect, Modifiers, Translator, emits
+from .translate import CTA_SHIFT, LOCAL_BASE, PARAMETER_BASE, SHARED_BASE, Effect, Modifiers, Translator, emits
 from .values import LANES, SIGNED, UNSIGNED, Value, lane_indices
 
 SHARED_SPACES = ("shared", "shared::cta", "shared::cluster")
@@ -70,6 +70,7 @@ def _check_shared_race(strand: Strand, cta: Cta, offsets: Value, size: int, writ
     if shadow is None:
         return
     access = strand.access()
+    cta.used_by(strand, access.agent, access.clock)
     what = f"{'a write' if write else 'a read'} of shared memory"
     if size < WORD:
         strand.race(shadow.narrow(np.atleast_1d(offsets), size, access, write), what)
@@ -141,6 +142,35 @@ def _write(strand: Strand, space: str, address: Value, items: np.ndarray) -> Non
         _check_shared_race(strand, cta, offsets, size, write=True)
 
 
+def _is_local(space: str, address: Value) -> bool:
+    """Whether an access goes to local memory; generic addresses of active lanes must agree."""
+    if space != "generic":
+        return space == "local"
+    return bool(np.max(address) >= LOCAL_BASE) if isinstance(address, np.ndarray) else address >= LOCAL_BASE
+
+
+def _local_bytes(strand: Strand, mask: int, address: Value, size: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+    lanes = lane_indices(mask)
+    offsets = values.as_lanes(address, 64)[lanes].astype(np.int64) - LOCAL_BASE
+    return strand.warp.local.index(lanes, offsets, size, what)
+
+
+def _read_local(strand: Strand, mask: int, address: Value, size: int) -> np.ndarray:
+    """The items of the active lanes, each from its own local memory."""
+    index = _local_bytes(strand, mask, address, size, "load")
+    strand.warp.launch.guard(strand.warp.local.require_written, index)
+    strand.warp.launch.counts.bytes["local to registers"] += index[1].size
+    return strand.warp.local.data[index].view(ITEM_TYPES[size])[:, 0]
+
+
+def _write_local(strand: Strand, mask: int, address: Value, items: np.ndarray) -> None:
+    size = items.dtype.itemsize
+    index = _local_bytes(strand, mask, address, size, "store")
+    strand.warp.local.data[index] = items.view(np.uint8).reshape(-1, size)
+    strand.warp.local.written[index] = True
+    strand.warp.launch.counts.bytes["registers to local"] += index[1].size
+
+
 def _check_barriers_untouched(strand: Strand, cta: Cta, offsets: Value, size: int) -> None:
     """An ordinary store to a live mbarrier destroys it."""
     if not cta.mbarriers:
@@ -162,7 +192,8 @@ def load(
 ) -> Any:
     """`count` values of `width` bytes per lane as registers of `bits`: a value, or a tuple of them."""
     active = _active(address, mask)
-    items = _read(strand, space, active, width * count)
+    local = _is_local(space, active)
+    items = _read_local(strand, mask, address, width * count) if local else _read(strand, space, active, width * count)
     table = items.view(UNSIGNED[8 * width]).reshape(-1, count)
     if bits != 8 * width:
         table = (
@@ -170,7 +201,7 @@ def load(
             if is_signed
             else table.astype(UNSIGNED[bits])
         )
-    if not isinstance(address, np.ndarray):
+    if not isinstance(address, np.ndarray) and not local:
         row = table[0].tolist()
         return row[0] if count == 1 else tuple(row)
     if mask != values.FULL_MASK:
@@ -186,8 +217,9 @@ def store(strand: Strand, mask: int, space: str, address: Value, sources: tuple[
     active = _active(address, mask)
     count = len(sources)
     kind = UNSIGNED[8 * width]
-    uniform = not isinstance(address, np.ndarray)
-    table = np.empty((1 if uniform else active.shape[0], count), kind)
+    local = _is_local(space, active)
+    uniform = not isinstance(address, np.ndarray) and not local
+    table = np.empty((1 if uniform else bin(mask).count("1"), count), kind)
     for column, value in enumerate(sources):
         if not isinstance(value, np.ndarray):
             table[:, column] = value & ((1 << 8 * width) - 1)
@@ -195,7 +227,8 @@ def store(strand: Strand, mask: int, space: str, address: Value, sources: tuple[
             table[:, column] = _active(value, mask)[-1]
         else:
             table[:, column] = _active(value, mask)
-    _write(strand, space, active, table.view(ITEM_TYPES[width * count]).reshape(-1))
+    items = table.view(ITEM_TYPES[width * count]).reshape(-1)
+    _write_local(strand, mask, address, items) if local else _write(strand, space, active, items)
 
 
 # Atomics: one lane after the other, as hardware may.
@@ -282,8 +315,6 @@ def _access_modifiers(t: Translator, m: Modifiers) -> tuple[str, bool]:
     hint = m.flag("L2::cache_hint")
     for name in [name for name in m.rest if name.startswith(("L1::", "L2::"))]:
         m.take(name)
-    if space == "local":
-        raise UnsupportedInstruction("local memory is not modelled")
     return ("shared" if space == "shared::cta" else "global" if space == "const" else space), hint
 
 

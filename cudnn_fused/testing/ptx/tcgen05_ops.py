@@ -165,6 +165,8 @@ def tensor_commit(strand: Strand, mask: int, address: Value, multicast: Value | 
     if warp.launch.races:
         clock = warp.clock.copy()
         clock[ORDERED][warp.pipes[Pipe.MMA]] = warp.issued[Pipe.MMA]
+    for barrier in targets:
+        warp.cta.cluster.ctas[barrier.cta].used_by(strand, warp.pipes[Pipe.MMA], warp.issued[Pipe.MMA])
 
     def run() -> None:
         for barrier in targets:
@@ -227,7 +229,7 @@ def _region(strand: Strand, address: int, cells: tensor_memory.Access, what: str
         raise strand.error("DivergenceError", f"{what} by a warp of which not all lanes take part")
     warp = strand.warp
     warp.cta.tensor.require_allocated(address & tensor_memory.FIELD_MASK, cells.column_span, what)
-    return cells.region(address, warp.index)
+    return cells.region(address, warp.index, relative=warp.launch.relative_lanes)
 
 
 def tensor_load(

@@ -35,10 +35,12 @@ from .parser import (
     Register,
     Special,
     Symbol,
+    Variable,
     Vector,
 )
 from .vector_operations import Step, VectorOperation, arrange
 
+LOCAL_BASE = 1 << 50  # addresses of local memory, generic and local alike; every lane has its own
 PARAMETER_BASE = 1 << 49  # generic addresses of kernel parameters; host addresses end at 1 << 47
 SHARED_BASE = 1 << 48  # generic addresses of shared memory
 RESERVED_SHARED = 1024  # the system's part at the start of the shared window
@@ -155,6 +157,7 @@ class Program:
     unsupported: list[tuple[Instruction, str]]
     shared_offsets: dict[str, int]
     static_shared: int
+    local_size: int
 
     def location(self, at: int | None, cta: int | None = None, warp: int | None = None) -> Location:
         if at is None:
@@ -184,6 +187,7 @@ class Translator:
         self.unsupported: list[tuple[Instruction, str]] = []
         self.parameters = {parameter.name: parameter for parameter in kernel.parameters}
         self.shared_offsets, self.static_shared = _lay_out_shared(module, kernel)
+        self.local_offsets, self.local_size = _lay_out([v for v in kernel.variables.values() if v.space == "local"], 0)
         self.at = 0
         self.next_block = 0
         self.block_of: dict[int, int] = {}
@@ -209,6 +213,7 @@ class Translator:
             self.unsupported,
             self.shared_offsets,
             self.static_shared,
+            self.local_size,
         )
 
     # What emitters use.
@@ -251,6 +256,8 @@ class Translator:
         """The address of a variable or parameter."""
         if operand.name in self.parameters:
             return str(PARAMETER_BASE + self.parameters[operand.name].offset)
+        if operand.name in self.local_offsets:
+            return str(LOCAL_BASE + self.local_offsets[operand.name])
         if operand.name in self.shared_offsets:
             return f"(w.shared_base + {self.shared_offsets[operand.name]})"
         if operand.name in self.module.variables or operand.name in self.kernel.variables:
@@ -471,15 +478,21 @@ def _fields(instruction: Instruction) -> dict[str, Any]:
 def _lay_out_shared(module: Module, kernel: Kernel) -> tuple[dict[str, int], int]:
     """Offsets of shared variables in the window of a CTA: static ones, then `.extern` arrays (which overlap)."""
     shared = [v for v in (*module.variables.values(), *kernel.variables.values()) if v.space == "shared"]
-    offsets, end = {}, RESERVED_SHARED
-    for variable in (v for v in shared if not v.extern):
-        end = -(-end // variable.align) * variable.align
-        offsets[variable.name] = end
-        end += variable.size
+    offsets, end = _lay_out([v for v in shared if not v.extern], RESERVED_SHARED)
     dynamic = [v for v in shared if v.extern]
     align = max((v.align for v in dynamic), default=1)
     end = -(-end // align) * align
     offsets.update({variable.name: end for variable in dynamic})
+    return offsets, end
+
+
+def _lay_out(variables: list[Variable], end: int) -> tuple[dict[str, int], int]:
+    """Offsets of variables that follow each other from `end` on, and where they end."""
+    offsets = {}
+    for variable in variables:
+        end = -(-end // variable.align) * variable.align
+        offsets[variable.name] = end
+        end += variable.size
     return offsets, end
 
 
