@@ -107,7 +107,10 @@ class FusedWanEncoder(WanEncoder3d):
         return 2 ** sum(stage.downsampler is not None for stage in self.down_blocks)
 
     def compile_torch_parts(self, **options: object) -> None:
-        """Pass what runs between the fused operations (shortcuts, downsampling, attention...) to ``torch.compile``."""
+        """Pass what runs between the fused operations (shortcuts, downsampling, attention...) to ``torch.compile``.
+
+        With ``dynamic=False`` TorchDynamo's default limit of 8 variants of a function is enough for videos of one size.
+        """
         for name in self.TORCH_PARTS:
             setattr(self, name, torch.compile(getattr(self, name), **options))
 
