@@ -15,7 +15,6 @@ Layers with few tiles split the reduction over the CTAs of a cluster; see :meth:
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass
 
 import cutlass
@@ -523,11 +522,11 @@ class Conv3dSm90:
     def staging_offset(self, row: Int32, chunk: Int32) -> Int32:
         """Byte of a 16-byte chunk of a staged row.
 
-        Rows are dense. Chunks are permuted within groups of ``group`` such that eight rows at one chunk (a matrix of
-        ``stmatrix``), and eight chunks side by side (a quarter warp's load), fall into different banks: ``8/group``
-        rows fill the 128 bytes of all banks in step, so every so many rows the permutation changes.
+        Rows are dense. Chunks are permuted within groups as wide as the lanes of a row, such that eight rows at one
+        chunk (a matrix of ``stmatrix``), and the eight chunks that eight lanes load, fall into different banks:
+        ``8 // group`` rows side by side do so by themselves, so the permutation changes after as many.
         """
-        group = math.gcd(self.config.row_chunks, 8)
+        group = self.config.lanes
         key = (row // (8 // group)) & (group - 1)
         return (row * self.config.row_chunks + (chunk ^ key)) * (CHUNK_CHANNELS * ELEMENT_BYTES)
 
@@ -553,14 +552,13 @@ class Conv3dSm90:
         prims.stmatrix(place, pairs, prims.MMALayout.ROW)
 
     def owned_row(self, index: Int32, rank: Int32, split: Int32) -> Int32:
-        """The ``index``-th of a consumer's rows that this CTA finishes; without a split these are all."""
-        config = self.config
-        half_row = (index // 8) * 16 + index % 8  # every other eight rows
-        if config.m_blocks == 2:
-            halved = rank * M_BLOCK + index
-            quartered = (rank % 2) * M_BLOCK + half_row + (rank // 2) * 8
-            return cutlass.select_(split == 1, index, cutlass.select_(split == 2, halved, quartered))
-        return cutlass.select_(split == 1, index, half_row + rank * 8)
+        """The ``index``-th of a consumer's rows that this CTA finishes; without a split these are all.
+
+        The first halving is by block where there are two. Halving a block leaves every other group of eight rows.
+        """
+        block, half = (rank % 2, rank // 2) if self.config.m_blocks == 2 else (0, rank)
+        groups_apart = 1 + split // (2 * self.config.m_blocks)
+        return block * M_BLOCK + ((index // 8) * groups_apart + half) * 8 + index % 8
 
     @cute.jit
     def exchange_partial_sums(

@@ -21,7 +21,7 @@ LANE_CHUNKS = 5  # chunks of eight channels that a lane holds of a row: C = 40 *
 class NormSiluPad:
     """The kernel for one channel count and set of options; N, T, H and W are run-time values."""
 
-    BLOCKS_PER_SM = 5
+    BLOCKS_PER_SM = 12
 
     def __init__(self, finish: RowFinish) -> None:
         self.finish = finish

@@ -25,7 +25,7 @@ from typing import Any
 TAPS = 3  # in each direction
 HALO = TAPS - 1  # how many pixels or frames a padded extent has more than an output's
 TAP_ROWS = TAPS * TAPS  # (dt, r): the taps along W are shifts of one shared-memory tile
-MAX_PIXELS = 2**31 - 1  # pixel numbers are 32-bit; element offsets are 64-bit
+MAX_PIXELS = 2**31 - 2**20  # pixel numbers are 32-bit, and loops step past the last; element offsets are 64-bit
 
 Extent = Any  # int on the host, cutlass.Int32 in a kernel
 

@@ -90,8 +90,8 @@ class TileConfig:
 
     @property
     def lanes(self) -> int:
-        """Lanes of the epilogue that share a row."""
-        return 8 if self.row_chunks % 8 == 0 and self.row_chunks > 32 else 4
+        """Lanes of the epilogue that share a row: they load that many chunks side by side."""
+        return math.gcd(self.row_chunks, 8)
 
     @property
     def split_levels(self) -> int:
@@ -108,13 +108,11 @@ class TileConfig:
             return "a consumer holds one or two blocks of 64 rows"
         if self.n_block % K_STEP or not 0 < self.n_block <= 256:
             return "a wgmma computes a multiple of 16, at most 256, channels"
-        if self.row_chunks % self.lanes:
-            return "the lanes of the epilogue do not divide a row"
         if spec.co % self.tile_n:
             return f"{spec.co} output channels are no multiple of {self.tile_n}"
         if spec.finish.post.norm and self.tile_n != spec.co:
             return "a fused norm needs a pixel's whole channel row in one CTA"
-        if self.m_blocks * self.n_blocks * self.block_registers > 160:
+        if self.m_blocks * self.n_blocks * self.block_registers > MAX_ACCUMULATORS:
             return "the accumulators leave too few registers"
         if min(self.a_stages, self.b_stages) < 2:
             return "a ring needs two stages"
@@ -125,9 +123,9 @@ class TileConfig:
 
 # Tiles in order of preference: at equal cost the first is taken.
 TILES = (
-    TileConfig(m_blocks=2, n_blocks=1, n_block=160, a_stages=2, b_stages=3),
-    TileConfig(m_blocks=1, n_blocks=2, n_block=160, a_stages=2, b_stages=5),
+    TileConfig(m_blocks=2, n_blocks=1, n_block=160, a_stages=2, b_stages=4),
     TileConfig(m_blocks=2, n_blocks=1, n_block=128, a_stages=2, b_stages=5),
+    TileConfig(m_blocks=1, n_blocks=2, n_block=160, a_stages=2, b_stages=5),
 )
 
 # The cost model, in tensor-core cycles.
@@ -137,8 +135,14 @@ EPILOGUE_TAIL = 4000  # storing the last tile, which nothing hides
 
 
 def tiles_for(spec: Conv3dSpec) -> tuple[TileConfig, ...]:
-    """The tiles that can serve an operation; a fused norm leaves one, and so do 160 channels."""
-    return tuple(tile for tile in TILES if tile.problem(spec) is None)
+    """The tiles among which an operation chooses.
+
+    A tile as wide as the output is best: it reads activations once, and a norm needs it. Where none is, tall tiles
+    move less through shared memory, and two widths of them cut most frames into few waves.
+    """
+    legal = [tile for tile in TILES if tile.problem(spec) is None]
+    whole = [tile for tile in legal if tile.tile_n == spec.co]
+    return tuple(whole or [tile for tile in legal if tile.m_blocks > 1])
 
 
 def resident_clusters(split: int, multiprocessors: int) -> int:
