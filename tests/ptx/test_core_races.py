@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cudnn_fused.testing.ptx import BarrierMisuse, Order, OutOfBounds, RaceError, TensorMemoryMisuse, UninitializedRead
+from tests.ptx.core_gemms import WAIT_DONE, integers, run_gemm, tcgen05_text
 from tests.ptx.core_helpers import kernel, run
 
 SCHEDULES = [order.value for order in Order]
@@ -219,3 +220,60 @@ def test_lanes_of_another_quarter_may_be_taken_modulo_32():
 def test_a_store_that_is_not_waited_for_is_lost_when_it_comes_late():
     with pytest.raises(UninitializedRead):
         tensor(ST + LD + WAIT_LD + WAIT_ST, races=False, schedule="late")
+
+
+# A product on tensor memory, as in `core_gemms`: the fences that the ISA asks for, which are checked on demand.
+
+
+def fenced(old: str = "", new: str = "", **options: object) -> None:
+    text = tcgen05_text(64, 1)
+    assert old in text
+    a, b = integers(128, 1), integers(64, 2)
+    out, _ = run_gemm(text.replace(old, new) if old else text, a, b, **options)
+    np.testing.assert_array_equal(out, a @ b.T)
+
+
+AFTER_DONE = WAIT_DONE + "    tcgen05.fence::after_thread_sync;\n"
+
+
+def test_a_product_with_its_fences():
+    fenced(tensor_fences=True)
+
+
+def test_a_missing_fence_after_a_wait():
+    fenced(AFTER_DONE, WAIT_DONE)
+    message = r"a read of tensor memory follows a write by the tensor core.*without a tcgen05\.fence"
+    with pytest.raises(RaceError, match=message):
+        fenced(AFTER_DONE, WAIT_DONE, tensor_fences=True)
+
+
+# Warps 0 and 1 exchange through tensor memory by a barrier: warp 1's quarter is out of reach, so warp 4 reads what
+# warp 0 wrote.
+EXCHANGE = """
+    mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; ld.param.b64 %rd0, [out]; setp.ne.b32 %p2, %r2, 0;
+    setp.ne.b32 %p3, %r2, 4;
+    @%p2 bra OTHER; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32; OTHER: bar.sync 0;
+    ld.shared.b32 %r26, [%r20];
+    mov.b32 %r5, %r1; mov.b32 %r6, %r1;
+    @%p2 bra WAITING; tcgen05.st.sync.aligned.32x32b.x2.b32 [%r26], {%r5, %r6}; tcgen05.wait::st.sync.aligned;
+    tcgen05.fence::before_thread_sync;
+    WAITING: bar.sync 0; @%p3 bra READ;
+    tcgen05.fence::after_thread_sync;
+    tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r7, %r8}, [%r26]; tcgen05.wait::ld.sync.aligned;
+    tcgen05.fence::before_thread_sync;
+    and.b32 %r9, %r1, 31; mul.wide.u32 %rd2, %r9, 4; add.s64 %rd1, %rd0, %rd2; st.global.b32 [%rd1], %r7;
+    READ: bar.sync 0; @%p2 bra END; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r26, 32; END:
+"""
+
+
+@pytest.mark.parametrize("dropped", ["", "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_fences_around_a_barrier(dropped: str, asked: bool):
+    out = np.zeros(32, np.uint32)
+    text = kernel(EXCHANGE.replace(dropped, "") if dropped else EXCHANGE)
+    if dropped and asked:
+        with pytest.raises(RaceError, match=r"a read of tensor memory follows a write by a tcgen05\.st of warp 0"):
+            run(text, [out], block=160, tensor_fences=True)
+        return
+    run(text, [out], block=160, tensor_fences=asked)
+    np.testing.assert_array_equal(out, LANES)

@@ -60,6 +60,7 @@ def launch(
     seed: int = 0,
     races: bool = True,
     uninitialized: str = "error",
+    tensor_fences: bool = False,
     relative_lanes: bool = False,
 ) -> Report:
     """Runs a kernel on the CPU; the tensors among its arguments are changed in place.
@@ -80,6 +81,9 @@ def launch(
         and a
             warning in the report (some kernels read what they then do not use).
 
+        tensor_fences: the race check asks for tcgen05.fence::before_thread_sync and ::after_thread_sync around
+        barriers that
+            order tensor memory. The ISA wants them; most kernels in the field have none.
         relative_lanes: tcgen05.ld and .st take the lane of their address modulo 32, within the quarter of their warp.
             By the ISA lanes of other quarters are undefined, which is an error otherwise; a kernel by NVIDIA uses them.
 
@@ -111,6 +115,7 @@ def launch(
         schedule,
         races,
         uninitialized == "error",
+        tensor_fences,
         relative_lanes,
         _place_variables(program, global_memory),
     )

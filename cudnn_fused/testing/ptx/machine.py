@@ -118,14 +118,22 @@ class Strand:
         """An access of an asynchronous pipe that this warp feeds."""
         return Access(self.warp.pipes[pipe], clock, self.warp.clock, self.at, asynchronous)
 
-    def race(self, conflict: Conflict | None, what: str) -> None:
-        """Reports a conflict of the access `what`."""
+    def tensor_access(self, pipe: Pipe, clock: int) -> Access:
+        """An access to tensor memory. If fences are asked for, what other threads did is ordered by them alone."""
+        access = self.pipe_access(pipe, clock, asynchronous=False)
+        if self.warp.launch.tensor_fences:
+            access.knows = self.warp.fenced_for_tensor_memory()
+        return access
+
+    def race(self, conflict: Conflict | None, what: str, missing: str = "fence.proxy.async") -> None:
+        """Reports a conflict of the access `what`; `missing` is the fence without which ordered accesses still race."""
         if conflict is None:
             return
         cluster = self.warp.cta.cluster
         earlier = f"{'a write' if conflict.wrote else 'a read'} by {cluster.agents.describe(conflict.agent)}"
         place = cluster.launch.program.location(conflict.at)
-        why = "without a fence.proxy.async in between" if conflict.only_unpublished else "and nothing orders the two"
+        ordered = conflict.clock <= self.warp.clock[ORDERED][conflict.agent]
+        why = f"without a {missing} in between" if ordered else "and nothing orders the two"
         raise RaceError(
             f"{what} follows {earlier} (PTX line {place.ptx_line}: {errors.shorten(place.ptx_text)}), {why}",
             self.location(),
@@ -152,6 +160,9 @@ class Warp:
         self.pipes = [agents.pipe(cta.rank, index, pipe) for pipe in Pipe]
         self.agent = self.pipes[Pipe.WARP]
         self.clock = agents.clock()
+        self.tensor_pipes = [self.pipes[Pipe.TENSOR_LOAD], self.pipes[Pipe.TENSOR_STORE]]
+        self.after_fence = self.clock[ORDERED].copy()
+        self.before_fence = self.clock[ORDERED][self.tensor_pipes]
         self.fenced: np.ndarray | None = None  # what a release fence has made available to relaxed arrivals
         self.issued = [0] * len(Pipe)  # operations (or groups of them) handed to each pipe
         self.wgmma_open: list[Any] = []
@@ -180,7 +191,26 @@ class Warp:
         if not self.launch.races:
             return None
         self.clock[ORDERED][self.agent] += 1
-        return self.clock
+        if not self.launch.tensor_fences:
+            return self.clock
+        clock = self.clock.copy()
+        clock[ORDERED][self.tensor_pipes] = self.before_fence
+        return clock
+
+    def fence_tensor_memory(self, after: bool) -> None:
+        """tcgen05.fence: what was waited for orders later tcgen05 operations (after_thread_sync); finished loads and
+        stores of tensor memory are part of later releases (before_thread_sync)."""
+        if after:
+            self.after_fence = self.clock[ORDERED].copy()
+        else:
+            self.before_fence = self.clock[ORDERED][self.tensor_pipes]
+
+    def fenced_for_tensor_memory(self) -> np.ndarray:
+        """The clock that tcgen05 operations may rely on: their own warp's pipes, and others as of the last fence."""
+        clock = self.clock.copy()
+        clock[ORDERED] = self.after_fence
+        clock[ORDERED][self.pipes] = self.clock[ORDERED][self.pipes]
+        return clock
 
     def acquire(self, clock: np.ndarray | None) -> None:
         if clock is not None:
@@ -376,6 +406,7 @@ class Launch:
     schedule: Schedule
     races: bool
     strict: bool = True  # a read of memory that nothing wrote is an error, not a warning
+    tensor_fences: bool = False  # order in tensor memory needs the tcgen05.fence that the ISA asks for
     relative_lanes: bool = False  # tcgen05.ld and .st take the lane modulo 32 within the warp's own quarter
     symbols: dict[str, int] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)

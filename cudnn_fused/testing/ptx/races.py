@@ -76,9 +76,9 @@ class Conflict:
     """The earlier access of a race."""
 
     agent: int
+    clock: int
     at: int
     wrote: bool
-    only_unpublished: bool
 
 
 @dataclass
@@ -163,18 +163,17 @@ class Shadow:
         bad = (keys >> _CLOCK_SHIFT) & _CLOCK_MASK > visible[keys >> _AGENT_SHIFT]
         return bad if bad.any() else None
 
-    def _conflict(self, keys: np.ndarray, bad: np.ndarray | None, access: Access, wrote: bool) -> Conflict | None:
+    @staticmethod
+    def _conflict(keys: np.ndarray, bad: np.ndarray | None, wrote: bool) -> Conflict | None:
         if bad is None:
             return None
         key = int(keys[bad].flat[0])
-        agent, clock = key >> _AGENT_SHIFT, (key >> _CLOCK_SHIFT) & _CLOCK_MASK
-        unpublished = wrote and bool(clock <= access.knows[ORDERED, agent])
-        return Conflict(agent, key & _LINE_MASK, wrote, unpublished)
+        return Conflict(key >> _AGENT_SHIFT, (key >> _CLOCK_SHIFT) & _CLOCK_MASK, key & _LINE_MASK, wrote)
 
     def read(self, index: Any, access: Access) -> Conflict | None:
         """Records a read; the conflict if an unordered write precedes it."""
         keys = self.writer[index]
-        conflict = self._conflict(keys, self._unordered(keys, access, True), access, wrote=True)
+        conflict = self._conflict(keys, self._unordered(keys, access, True), wrote=True)
         keys = self.reader[index]
         concurrent = self._unordered(keys, access, False)
         if concurrent is not None:
@@ -187,7 +186,7 @@ class Shadow:
     def write(self, index: Any, access: Access) -> Conflict | None:
         """Records a write; the conflict if an unordered write or read precedes it."""
         keys = self.writer[index]
-        conflict = self._conflict(keys, self._unordered(keys, access, True), access, wrote=True)
+        conflict = self._conflict(keys, self._unordered(keys, access, True), wrote=True)
         if conflict is None:
             conflict = self._unordered_read(index, access)
         self.writer[index] = access.key
@@ -195,13 +194,13 @@ class Shadow:
 
     def _unordered_read(self, index: Any, access: Access) -> Conflict | None:
         keys = self.reader[index]
-        conflict = self._conflict(keys, self._unordered(keys, access, False), access, wrote=False)
+        conflict = self._conflict(keys, self._unordered(keys, access, False), wrote=False)
         if conflict is not None:
             return conflict
         for kept in self.more_readers.values():
             keys = kept[index]
             if keys.any():
-                conflict = self._conflict(keys, self._unordered(keys, access, False), access, wrote=False)
+                conflict = self._conflict(keys, self._unordered(keys, access, False), wrote=False)
                 if conflict is not None:
                     return conflict
         return None
@@ -229,7 +228,7 @@ class SharedShadow(Shadow):
             bad &= (self.bytes_written[words] & touched) != 0
             if not bad.any():
                 bad = None
-        conflict = self._conflict(keys, bad, access, wrote=True)
+        conflict = self._conflict(keys, bad, wrote=True)
         if write:
             same = keys == access.key
             self.bytes_written[words[~same]] = 0

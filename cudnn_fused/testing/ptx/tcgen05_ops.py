@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import matrix, tensor_memory, values
-from .barrier_ops import find_mbarrier, nothing
+from .barrier_ops import find_mbarrier
 from .errors import UnsupportedInstruction
 from .machine import Cta, Launch, Strand, Wait
 from .matrix import InstructionDescriptor
@@ -27,6 +27,9 @@ from .translate import CTA_SHIFT, PENDING, Blocking, Effect, Modifiers, Translat
 from .values import FULL_MASK, LANES, Value
 
 # tcgen05.mma: issued by one thread; with two CTAs, each holds half of A's rows, half of B's and its own half of D.
+
+
+_FENCE = "tcgen05.fence::before_thread_sync and ::after_thread_sync"
 
 
 def _pair(strand: Strand, cta_group: int) -> list[Cta]:
@@ -71,16 +74,19 @@ def tensor_mma(
     regions = [region for region, _ in placement.regions(address)]
     for cta in ctas:
         cta.tensor.require_allocated(address & tensor_memory.FIELD_MASK, placement.column_span, "tcgen05.mma")
-    access = None
+    tensor_access = None
     if warp.launch.races:
         access = strand.pipe_access(Pipe.MMA, warp.issued[Pipe.MMA] + 1, asynchronous=True)
+        tensor_access = strand.tensor_access(Pipe.MMA, warp.issued[Pipe.MMA] + 1)
         for operand in (*left, *right):
             operand.check_race(strand, access)
         for cta in ctas:
             for region in regions:
-                strand.race(cta.tensor_shadow.write(region, access), "the tensor core's write of tensor memory")
+                strand.race(
+                    cta.tensor_shadow.write(region, tensor_access), "the tensor core's write of tensor memory", _FENCE
+                )
     if a_in_tensor:
-        sources = [_tensor_operand(strand, cta, descriptor_a, description, cta_group, access) for cta in ctas]
+        sources = [_tensor_operand(strand, cta, descriptor_a, description, cta_group, tensor_access) for cta in ctas]
     else:
         sources = [operand.reader(description.a_type, description.negate_a) for operand in left]
     count = mac_counter(strand, left, right, description.m, description.n)
@@ -136,7 +142,7 @@ def _tensor_operand(
     regions = [region for region, _ in placement.regions(address)]
     if access is not None:
         for region in regions:
-            strand.race(cta.tensor_shadow.read(region, access), f"{what} in tensor memory")
+            strand.race(cta.tensor_shadow.read(region, access), f"{what} in tensor memory", _FENCE)
 
     def read() -> np.ndarray:
         for region in regions:
@@ -243,8 +249,8 @@ def tensor_load(
     tensor = warp.cta.tensor
     warp.issued[Pipe.TENSOR_LOAD] += 1
     if warp.cta.tensor_shadow is not None:
-        access = strand.pipe_access(Pipe.TENSOR_LOAD, warp.issued[Pipe.TENSOR_LOAD], asynchronous=False)
-        strand.race(warp.cta.tensor_shadow.read(index, access), "a read of tensor memory")
+        access = strand.tensor_access(Pipe.TENSOR_LOAD, warp.issued[Pipe.TENSOR_LOAD])
+        strand.race(warp.cta.tensor_shadow.read(index, access), "a read of tensor memory", _FENCE)
     warp.launch.counts.bytes["tensor memory to registers"] += LANES * cells.registers * WORD
     warp.launch.guard(tensor.require_written, index, "tcgen05.ld")
     result = cells.to_registers(tensor.data[index])
@@ -261,8 +267,8 @@ def tensor_store(
     index = _region(strand, uniform_operand(strand, address, "the address"), cells, "tcgen05.st")
     warp.issued[Pipe.TENSOR_STORE] += 1
     if warp.cta.tensor_shadow is not None:
-        access = strand.pipe_access(Pipe.TENSOR_STORE, warp.issued[Pipe.TENSOR_STORE], asynchronous=False)
-        strand.race(warp.cta.tensor_shadow.write(index, access), "a write of tensor memory")
+        access = strand.tensor_access(Pipe.TENSOR_STORE, warp.issued[Pipe.TENSOR_STORE])
+        strand.race(warp.cta.tensor_shadow.write(index, access), "a write of tensor memory", _FENCE)
     warp.launch.counts.bytes["registers to tensor memory"] += LANES * cells.registers * WORD
     registers = np.stack([values.as_lanes(source, 32) for source in sources])
 
@@ -388,4 +394,4 @@ def _emit_tensor_wait(t: Translator, i: Instruction, m: Modifiers) -> Effect:
 
 @emits("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
 def _emit_tensor_fence(t: Translator, i: Instruction, m: Modifiers) -> Effect:
-    return Effect((), f"{t.bind(nothing, 'nothing')}()")
+    return Effect((), f"w.fence_tensor_memory({i.parts[1] == 'fence::after_thread_sync'})")
