@@ -254,16 +254,18 @@ def test_cudnn_fprop(tile: tuple[int, int, int], channels: int, geometry: dict[s
     run_under_schedules(call, [output], lambda: assert_same_bits(output, expected), races=False)
 
 
-def test_cudnn_fprop_reads_lanes_of_other_warps() -> None:
-    """Its 64-row pair tile gives warps 2 and 3 the lanes of warps 0 and 1.
+def test_cudnn_fprop_with_lanes_of_other_warps() -> None:
+    """Its 64-row pair tile names the lanes of warps 0 and 1 in warps 2 and 3 as well, and means their own.
 
-    The PTX ISA lets a warp reach its own quarter of the lanes only. The emulator holds to the ISA, whatever the hardware
-    makes of such an address.
+    The PTX ISA lets a warp reach its own quarter of the lanes only, so this is an error unless it is allowed.
     """
     input, weight = small_integers((1, 4, 5, 6, 64)), small_integers((64, 3, 3, 3, 64), -1, 2)
-    call, _ = peers.cudnn_fprop(input, weight, tile=(64, 64, 2))
+    call, output = peers.cudnn_fprop(input, weight, tile=(64, 64, 2))
     with pytest.raises(TensorMemoryMisuse, match="lanes"), emulate(races=False):
         call()
+    planes = F.conv3d(input.float().permute(0, 4, 1, 2, 3), weight.float().permute(0, 4, 1, 2, 3))
+    expected = planes.permute(0, 2, 3, 4, 1).to(BF16)
+    run_under_schedules(call, [output], lambda: assert_same_bits(output, expected), races=False, relative_lanes=True)
 
 
 # --- quack -------------------------------------------------------------------------------------------------------
