@@ -185,11 +185,12 @@ def _dsl() -> Any:
 
 @contextlib.contextmanager
 def targeting(arch: str | None) -> Iterator[None]:
-    """Compilation without a device: for `arch` (if given), PTX kept, no engine linked to the real driver."""
+    """Compilation without a device: for `arch` (if given), PTX and cubin kept, no engine linked to the real driver."""
     dsl = _dsl()
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="cudnn_fused_ptx_"))
-        for name, value in {"keep_ptx": True, "dump_dir": directory, "disable_file_caching": True}.items():
+        kept = {"keep_ptx": True, "keep_cubin": True, "dump_dir": directory, "disable_file_caching": True}
+        for name, value in kept.items():
             stack.enter_context(mock.patch.object(dsl.envar, name, value))
         if arch is not None:
             stack.enter_context(mock.patch.object(dsl.envar, "arch", arch))
@@ -200,8 +201,8 @@ def targeting(arch: str | None) -> Iterator[None]:
 def cross_compile(function: Any, *arguments: Any, arch: str, options: str = "", **keywords: Any) -> Any:
     """`cute.compile(function, *arguments)` for `arch` ("sm_90a", "sm_100a", "sm_103a") on any machine.
 
-    The result is callable inside `emulate` and carries its PTX as `__ptx__`. `arguments` are what `cute.compile` takes:
-    fake tensors, CPU tensors, scalars and a stream.
+    The result is callable inside `emulate` and carries its PTX as `__ptx__` and its machine code as `__cubin__`.
+    `arguments` are what `cute.compile` takes: fake tensors, CPU tensors, scalars and a stream.
     """
     from cutlass import cute
 

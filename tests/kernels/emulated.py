@@ -1,0 +1,87 @@
+"""Running a case on kernels in the emulator.
+
+`python -m tests.kernels.emulated NAME` runs one of :data:`PROBES` and says whether it agrees with the reference: so the
+mutation tests run a changed copy of the package.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from cudnn_fused.kernels.launching import Kernels, Machine
+from cudnn_fused.kernels.sm100 import Sm100Kernels
+from cudnn_fused.operands import Sample, validate
+from cudnn_fused.testing.agreement import against_reference
+from cudnn_fused.testing.cases import Case, Skip
+from cudnn_fused.testing.ptx import Emulation, EmulatorError, emulate
+from tests.gpu.harness import Prepared, prepare
+
+CPU = torch.device("cpu")
+MULTIPROCESSORS = 2  # one pair of CTAs, which takes all tiles in turn
+EARLY, LATE, NEWEST, RANDOM = SCHEDULES = ("early", "late", "newest", "random")
+
+# Few cases that between them use every part of the convolution and of its epilogue.
+PROBES = {
+    "raw": Case("conv3d_raw", 1, 1, 3, 5, (160, 160)),
+    "padded": Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, (160, 160), skip=Skip.BIASED, history=1),
+    "zeros": Case("conv3d_raw", 1, 2, 1, 3, (160, 160), leading_zero_frames=1),
+    "corner": Case("conv3d_bias_residual_pad", 1, 1, 3, 5, (160, 160), skip=Skip.PLAIN),
+    "causal": Case("causal_conv3d_with_cache", 1, 1, 3, 5, (12, 160), history=1),
+    "tiles": Case("conv3d_raw", 1, 3, 2, 129, (160, 160)),
+}
+
+
+def sm100(arch: str = "sm_100a", *, shared_taps: bool = True, multiprocessors: int = MULTIPROCESSORS) -> Sm100Kernels:
+    return Sm100Kernels(Machine(arch, multiprocessors), shared_taps=shared_taps)
+
+
+def run(
+    kernels: Kernels,
+    case: Case,
+    *,
+    integers: bool = True,
+    schedule: str = EARLY,
+    seed: int = 0,
+    edit_ptx: Callable[[str], str] | None = None,
+) -> tuple[Prepared, Emulation]:
+    """Execute a case. Frames of the input that are said to be zero hold NaN meanwhile: they must not be read."""
+    prepared = prepare(case, CPU, integers=integers, seed=seed)
+    tensors = [prepared.operands.get(operand.name) for operand in case.operation.operands]
+    problem = validate(case.operation, [Sample.of(tensor) for tensor in tensors], case.options)
+    zeros = prepared.operands["input"][:, : case.leading_zero_frames]
+    memory = [tensor for tensor in tensors if tensor is not None]
+    with emulate(memory=memory, schedule=schedule, seed=seed, edit_ptx=edit_ptx) as emulation:
+        launch = kernels.compile(problem)
+        zeros.fill_(torch.nan)
+        launch(tensors, 0)
+        zeros.zero_()
+    return prepared, emulation
+
+
+def check(kernels: Kernels, case: Case, **options: object) -> Emulation:
+    """Execute a case on integers; its results must be those of the reference bit for bit, and nothing else written."""
+    prepared, emulation = run(kernels, case, **options)  # type: ignore[arg-type]
+    prepared.assert_right()
+    prepared.assert_guards()
+    return emulation
+
+
+def main(name: str) -> int:
+    case = PROBES[name]
+    try:
+        prepared, _ = run(sm100(), case)
+    except EmulatorError as error:
+        print(f"fault: {error}")
+        return 1
+    faults = against_reference(case, prepared.operands, {n: t.clone() for n, t in prepared.initial.items()})
+    faults += [f"{name}: written beside it" for name in prepared.guards.broken()]
+    print("\n".join(faults) or "agrees")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    sys.exit(main(sys.argv[1]))

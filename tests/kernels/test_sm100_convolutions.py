@@ -1,0 +1,61 @@
+"""The SM100 kernels of the operations without a norm, in the emulator, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudnn_fused.testing.cases import Case, Skip
+from tests.kernels.emulated import SCHEDULES, check, run, sm100
+from tests.kernels.sm100_cases import describe, few
+
+FEW = list(few("conv3d_raw", "conv3d_bias_residual_pad", "causal_conv3d_with_cache"))
+
+
+@pytest.mark.parametrize("entry", FEW, ids=map(describe, FEW))
+def test_equals_the_reference(entry: tuple[Case, str, bool]) -> None:
+    case, schedule, shared_taps = entry
+    check(sm100(shared_taps=shared_taps), case, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("shared_taps", [True, False], ids=["shared", "aligned"])
+def test_rings_wrap(schedule: str, shared_taps: bool) -> None:
+    """Six tiles on one pair of CTAs: every ring and both accumulators come round, whatever finishes first."""
+    case = Case("conv3d_raw", 1, 3, 2, 129, (160, 160))
+    emulation = check(sm100(shared_taps=shared_taps), case, schedule=schedule)
+    assert emulation.launches[0].grid == (2, 1, 1)
+
+
+def test_tiles_are_spread_over_pairs() -> None:
+    """Three pairs share six tiles, and the filling of what no row falls on."""
+    case = Case("conv3d_bias_residual_pad", 1, 3, 2, 129, (160, 160), skip=Skip.PLAIN)
+    emulation = check(sm100(multiprocessors=7), case)
+    assert emulation.launches[0].grid == (6, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("conv3d_raw", 1, 1, 6, 8, (160, 160)),
+        Case("causal_conv3d_with_cache", 1, 2, 5, 8, (12, 160), history=1),
+    ],
+    ids=lambda case: case.variant,
+)
+def test_random_numbers(case: Case) -> None:
+    prepared, _ = run(sm100(), case, integers=False)
+    prepared.assert_accurate()
+
+
+def test_no_product_is_wasted_on_missing_channels() -> None:
+    """C160 is ten K16 steps of every tap, not the twelve of its padded weight; C12 is three of every tap row."""
+    tile_macs = 256 * 160 * 16
+    raw = check(sm100(), Case("conv3d_raw", 1, 1, 1, 1, (160, 160)))
+    assert raw.launches[0].report.counts.macs_issued == 27 * 10 * tile_macs
+    causal = check(sm100(), Case("causal_conv3d_with_cache", 1, 1, 1, 1, (12, 160), history=2))
+    assert causal.launches[1].report.counts.macs_issued == 9 * 3 * tile_macs
+
+
+@pytest.mark.parametrize("zeros", [1, 2])
+def test_taps_on_zero_frames_are_skipped(zeros: int) -> None:
+    emulation = check(sm100(), Case("conv3d_raw", 1, 1, 1, 1, (160, 160), leading_zero_frames=zeros))
+    assert emulation.launches[0].report.counts.macs_issued == (3 - zeros) * 9 * 10 * 256 * 160 * 16

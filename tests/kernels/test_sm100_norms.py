@@ -1,0 +1,24 @@
+"""The SM100 kernels of the operations with a norm, in the emulator, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudnn_fused.testing.cases import Case, Skip
+from tests.kernels.emulated import check, run, sm100
+from tests.kernels.sm100_cases import describe, few
+
+FEW = list(few("conv3d_rmsnorm_silu", "conv3d_rmsnorm_silu_pad", "rmsnorm_silu_pad"))
+
+
+@pytest.mark.parametrize("entry", FEW, ids=map(describe, FEW))
+def test_equals_the_reference(entry: tuple[Case, str, bool]) -> None:
+    case, schedule, shared_taps = entry
+    check(sm100(shared_taps=shared_taps), case, schedule=schedule)
+
+
+@pytest.mark.parametrize("channels", [(160, 160), (160, 320)], ids=["one-block", "two-blocks"])
+def test_random_numbers(channels: tuple[int, int]) -> None:
+    case = Case("conv3d_rmsnorm_silu_pad", 1, 1, 6, 8, channels, skip=Skip.BIASED, history=1)
+    prepared, _ = run(sm100(), case, integers=False)
+    prepared.assert_accurate()
