@@ -20,6 +20,7 @@ class PlanCache(Generic[Value]):
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
+        self.builds = 0  # values that were ever built
         self._values: dict[Hashable, Value] = {}
         self._building: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -44,6 +45,7 @@ class PlanCache(Generic[Value]):
                 if value is None:
                     value = build()
                     with self._lock:
+                        self.builds += 1
                         self._values[key] = value
                         while len(self._values) > self.capacity:
                             del self._values[next(iter(self._values))]

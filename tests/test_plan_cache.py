@@ -55,6 +55,7 @@ def test_all_operations_share_one_bounded_cache(compiled: list[Problem]) -> None
 
 def test_first_in_first_out(compiled: list[Problem]) -> None:
     """A hot shape is dropped in its turn all the same, and made again."""
+    builds = PLANS.builds
     norm(1)
     for width in range(2, PLAN_CAPACITY + 1):
         norm(width)
@@ -66,6 +67,7 @@ def test_first_in_first_out(compiled: list[Problem]) -> None:
     norm(1)
     assert len(compiled) == PLAN_CAPACITY + 2
     assert compiled[-1].extents["W"] == 1
+    assert PLANS.builds == builds + len(compiled)
 
 
 def test_more_live_shapes_than_plans_give_right_answers() -> None:

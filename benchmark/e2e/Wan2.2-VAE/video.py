@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import av
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
@@ -41,6 +40,8 @@ def load_clips(path: Path, count: int, frames: int, height: int, width: int) -> 
 
 def _decode(path: Path) -> Iterator[torch.Tensor]:
     """RGB pictures, uint8 ``[3, H, W]``."""
+    import av  # here, so that random video needs no PyAV
+
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise ValueError(f"{path} has no video stream")
