@@ -11,7 +11,7 @@ import numpy as np
 from . import numerics, values, warp_ops
 from .errors import UnsupportedInstruction
 from .parser import TYPE_BYTES, Address, Instruction, Register, Vector
-from .translate import Blocking, Control, Effect, Modifiers, Pure, Translator, emits
+from .translate import Modifiers, Pure, Translator, emits
 from .values import LANES, UNSIGNED, Value
 from .vector_operations import VectorOperation
 
@@ -584,88 +584,3 @@ def _conversion(
         return (result.view(UNSIGNED[register]),)
 
     return VectorOperation(apply, (source_bits,))
-
-
-# Exchanges between the lanes of a warp. They block until all their lanes have arrived.
-
-
-@emits("shfl.sync", blocking=True)
-def _shfl(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
-    mode = m.need("idx", "up", "down", "bfly")
-    m.need("b32")
-    value, lane, clamp, members = (t.source(operand, "u32") for operand in i.operands[1:5])
-    function = t.bind(warp_ops.shuffle, "shuffle")
-    call = f"{function}(s, {mode!r}, {value}, {lane}, {clamp}, {members})"
-    if isinstance(i.operands[0], Register):
-        return Blocking(i.operands[:1], f"{t.bind(warp_ops.first, 'first')}({call})")
-    return Blocking(i.operands[:1], call)
-
-
-@emits("elect.sync", blocking=True)
-def _elect(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
-    return Blocking(i.operands[:1], f"{t.bind(warp_ops.elect, 'elect')}(s, {t.source(i.operands[1], 'u32')})")
-
-
-@emits("vote.sync", blocking=True)
-def _vote(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
-    mode = m.need("all", "any", "uni", "ballot")
-    m.need("pred", "b32")
-    predicate, members = t.source(i.operands[1], "pred"), t.source(i.operands[2], "u32")
-    return Blocking(i.operands[:1], f"{t.bind(warp_ops.vote, 'vote')}(s, {mode!r}, {predicate}, {members})")
-
-
-@emits("redux.sync", blocking=True)
-def _redux(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
-    mode = m.need("add", "min", "max", "and", "or", "xor")
-    kind = m.type()
-    if kind in FLOATS:
-        raise UnsupportedInstruction("redux of floats is not modelled")
-    value, members = t.source(i.operands[1], kind), t.source(i.operands[2], "u32")
-    return Blocking(
-        i.operands[:1], f"{t.bind(warp_ops.redux, 'redux')}(s, {mode!r}, {kind[0] == 's'}, {value}, {members})"
-    )
-
-
-@emits("bar.warp.sync", blocking=True)
-def _warp_sync(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
-    return Blocking((), f"{t.bind(warp_ops.warp_sync, 'warp_sync')}(s, {t.source(i.operands[0], 'u32')})")
-
-
-@emits("activemask")
-def _activemask(t: Translator, i: Instruction, m: Modifiers) -> Effect:
-    m.need("b32")
-    return Effect(i.operands[:1], "s.mask")
-
-
-# Control flow.
-
-
-@emits("bra")
-def _bra(t: Translator, i: Instruction, m: Modifiers) -> Control:
-    m.flag("uni")
-    target = t.block_of[i.target]
-    if i.predicate is None:
-        return Control(f"return {target}")
-    following = t.next_block
-    predicate = t.source(i.predicate, "pred")
-    return Control(
-        f"p = {predicate}\nif p is True: return {target}\nif p is False: return {following}\n"
-        f"s.at = {t.at}\nreturn diverge(s, p, {target}, {following})"
-    )
-
-
-@emits("ret", "exit")
-def _exit(t: Translator, i: Instruction, m: Modifiers) -> Control:
-    m.flag("uni")
-    return Control("return -2")
-
-
-@emits("trap")
-def _trap(t: Translator, i: Instruction, m: Modifiers) -> Control:
-    return Control(f"s.at = {t.at}\ns.trap()")
-
-
-@emits("nanosleep")
-def _nanosleep(t: Translator, i: Instruction, m: Modifiers) -> Effect:
-    m.need("u32")
-    return Effect((), "s.spin()")

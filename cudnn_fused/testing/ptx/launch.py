@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 # These register their emitters.
-from . import alu, async_ops, barrier_ops, memory_ops, tcgen05_ops, wgmma_ops  # noqa: F401
+from . import alu, async_ops, barrier_ops, control_ops, memory_ops, tcgen05_ops, wgmma_ops  # noqa: F401
 from .counts import Counts
 from .errors import LaunchError
 from .machine import Dim3, Launch

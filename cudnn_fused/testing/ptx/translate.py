@@ -1,8 +1,9 @@
 """Kernels to Python: every basic block becomes one generated function, every opcode a small emitter in a table.
 
 A block function takes a strand (the lanes of a warp that run together), its registers and its warp, and returns the
-index of the block that comes next. Emitters live in `alu`, `memory_ops`, `async_ops`, `barrier_ops` and `tensor_ops`;
-each one reads the modifiers of its instruction, all of them, and returns how to execute it:
+index of the block that comes next. Emitters live in `alu`, `warp_ops`, `control_ops`, `memory_ops`, `async_ops`,
+`barrier_ops`, `wgmma_ops` and `tcgen05_ops`; each one reads the modifiers of its instruction, all of them, and returns how
+to execute it:
 
 - `Pure(targets, expression)`: registers from registers;
 - `Effect(targets, call)`: anything that touches memory or barriers; `{mask}` in the call stands for the active lanes;

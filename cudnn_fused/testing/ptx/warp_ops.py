@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import values
-from .errors import OutOfBounds
-from .translate import PENDING, SHARED_BASE
+from .errors import OutOfBounds, UnsupportedInstruction
+from .parser import Instruction, Register
+from .translate import PENDING, SHARED_BASE, Blocking, Effect, Modifiers, Translator, emits
 from .values import FULL_MASK, LANE_IDS, LANES, Value, lane_flags, lane_indices, lowest_lane
 
 if TYPE_CHECKING:
@@ -160,3 +161,52 @@ def special_registers(tid: tuple[np.ndarray, ...]) -> dict[str, Value]:
 
 def _uniform_or_lanes(ids: np.ndarray) -> Value:
     return int(ids[0]) if ids.shape == (LANES,) and (ids == ids[0]).all() else ids
+
+
+# Emitters. All of these block until the lanes they name have arrived.
+
+
+@emits("shfl.sync", blocking=True)
+def _emit_shuffle(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
+    mode = m.need("idx", "up", "down", "bfly")
+    m.need("b32")
+    value, lane, clamp, members = (t.source(operand, "u32") for operand in i.operands[1:5])
+    function = t.bind(shuffle, "shuffle")
+    call = f"{function}(s, {mode!r}, {value}, {lane}, {clamp}, {members})"
+    if isinstance(i.operands[0], Register):
+        return Blocking(i.operands[:1], f"{t.bind(first, 'first')}({call})")
+    return Blocking(i.operands[:1], call)
+
+
+@emits("elect.sync", blocking=True)
+def _emit_elect(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
+    return Blocking(i.operands[:1], f"{t.bind(elect, 'elect')}(s, {t.source(i.operands[1], 'u32')})")
+
+
+@emits("vote.sync", blocking=True)
+def _emit_vote(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
+    mode = m.need("all", "any", "uni", "ballot")
+    m.need("pred", "b32")
+    predicate, members = t.source(i.operands[1], "pred"), t.source(i.operands[2], "u32")
+    return Blocking(i.operands[:1], f"{t.bind(vote, 'vote')}(s, {mode!r}, {predicate}, {members})")
+
+
+@emits("redux.sync", blocking=True)
+def _emit_redux(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
+    mode = m.need("add", "min", "max", "and", "or", "xor")
+    kind = m.type()
+    if kind not in ("b32", "s32", "u32"):
+        raise UnsupportedInstruction(f"redux of {kind} is not modelled")
+    value, members = t.source(i.operands[1], kind), t.source(i.operands[2], "u32")
+    return Blocking(i.operands[:1], f"{t.bind(redux, 'redux')}(s, {mode!r}, {kind[0] == 's'}, {value}, {members})")
+
+
+@emits("bar.warp.sync", blocking=True)
+def _emit_warp_sync(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
+    return Blocking((), f"{t.bind(warp_sync, 'warp_sync')}(s, {t.source(i.operands[0], 'u32')})")
+
+
+@emits("activemask")
+def _emit_active_mask(t: Translator, i: Instruction, m: Modifiers) -> Effect:
+    m.need("b32")
+    return Effect(i.operands[:1], "s.mask")
