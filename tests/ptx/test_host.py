@@ -113,6 +113,14 @@ def test_compilation_inside_the_block(case: Case) -> None:
     assert torch.equal(output, case.expected)
 
 
+def test_sm103a(case: Case) -> None:
+    function = cross_compile(case.launcher, *case.samples(), arch="sm_103a")
+    output = case.output()
+    with emulate(schedule="late", tensor_fences=True):
+        function(case.x, case.weight, output, ROWS, STREAM)
+    assert torch.equal(output, case.expected)
+
+
 def test_a_function_without_ptx_is_refused(case: Case) -> None:
     function = cute.compile(case.launcher, *case.samples(), options="--gpu-arch sm_100a")
     with pytest.raises(LaunchError, match="has no PTX"), emulate():

@@ -60,10 +60,10 @@ class _HostProgram:
         active.append(driver)
         try:
             yield
-        except Exception as error:
+        except Exception:
             if driver.error is None:
                 raise
-            raise driver.error from error
+            raise driver.error from None  # the host code only says that a launch failed
         finally:
             active.pop()
         if driver.error is not None:
