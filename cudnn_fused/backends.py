@@ -45,7 +45,10 @@ class ReferenceBackend:
 
 
 REFERENCE: Backend = ReferenceBackend()
-KERNELS: dict[str, str] = {"SM90": "cudnn_fused.kernels.sm90:Sm90Kernels"}
+KERNELS: dict[str, str] = {
+    "SM90": "cudnn_fused.kernels.sm90:Sm90Kernels",
+    "SM100": "cudnn_fused.kernels.sm100:Sm100Kernels",
+}
 """Where the backend of each target that has kernels is. Kernels need the DSL, so they are imported when first used."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cudnn_fused import verdicts
 from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.launching import CONV_OPERANDS, Kernels, Machine, compiled
@@ -14,11 +15,15 @@ from cudnn_fused.targets import SM100
 
 
 class Sm100Kernels(Kernels):
-    """The backend of SM100 and SM103 GPUs. ``shared_taps`` is that of :class:`.tiling_sm100.TileConfig`."""
+    """The backend of SM100 and SM103 GPUs.
+
+    ``shared_taps`` is that of :class:`.tiling_sm100.TileConfig`. None takes what the doctor found out about the model
+    of the GPU, and lets taps share their pixels where nobody has looked.
+    """
 
     target = SM100
 
-    def __init__(self, machine: Machine | None = None, *, shared_taps: bool = True) -> None:
+    def __init__(self, machine: Machine | None = None, *, shared_taps: bool | None = None) -> None:
         super().__init__(machine)
         self.shared_taps = shared_taps
 
@@ -27,7 +32,8 @@ class Sm100Kernels(Kernels):
 
         All tiles of an operation are compiled together, so that no later shape has to wait for another.
         """
-        tiles = tiles_for(spec, shared_taps=self.shared_taps)
+        shared_taps = verdicts.shared_taps(machine.model) if self.shared_taps is None else self.shared_taps
+        tiles = tiles_for(spec, shared_taps=shared_taps is not False)
         launchers = {
             tile: compiled(machine.arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=1)
             for tile in tiles
