@@ -167,5 +167,5 @@ def choose(
     spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, multiprocessors: int
 ) -> tuple[TileConfig, int]:
     """The cheapest tile and split of the reduction."""
-    options = [(tile, split) for tile in tiles for split in tile.splits]
+    options = [(tile, split) for tile in tiles for split in tile.splits if split <= multiprocessors]
     return min(options, key=lambda option: cost(spec, *option, grid, multiprocessors))

@@ -135,7 +135,7 @@ def test_known_zero_frames_cost_less() -> None:
 
 def test_clusters_fit_the_multiprocessors() -> None:
     assert [resident_clusters(split, H200) for split in (1, 2, 4)] == [132, 66, 32]
-    assert resident_clusters(4, 2) == 1
+    assert choose(spec_of(640, 640), tiles_for(spec_of(640, 640)), PaddedGrid.around(1, 1, 3, 5), 2)[1] <= 2
 
 
 def test_layouts_do_not_change_the_tile() -> None:
