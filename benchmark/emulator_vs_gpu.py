@@ -19,10 +19,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import multiprocessing
+import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -406,7 +408,9 @@ def main() -> int:
     gpu = not options.cpu_only and has_gpu()
     names = [options.case] if options.case else list(CASES)
 
-    on_cpu = {name: run_limited(name, False) for name in names}
+    workers = max(1, (os.cpu_count() or 1) // 2)
+    with ThreadPoolExecutor(workers) as pool:
+        on_cpu = dict(zip(names, pool.map(lambda name: run_limited(name, False), names), strict=True))
     failed = [name for name, result in on_cpu.items() if result[0] == "failed"]
     rows = dict(on_cpu)
     if gpu and not failed:
