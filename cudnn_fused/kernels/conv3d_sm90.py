@@ -594,10 +594,8 @@ class Conv3dSm90:
         places of a tile, so a thread sends to its own slots in the partner's staging tile, in register order.
         """
         config = self.config
-        slots = shared.staging.subview(
-            consumer * (config.staging_bytes // CONSUMERS) + thread * (CHUNK_REGISTERS * Float32.width // 8)
-        )
-        slot_stride = WARPGROUP * CHUNK_REGISTERS * Float32.width // 8
+        first_slot = consumer * (config.staging_bytes // CONSUMERS) + thread * CHUNK_BYTES
+        mine = shared_pointer(shared.staging.subview(first_slot), Float32)
         values = sums.registers()
         for level in cutlass.range_constexpr(levels):
             keeps_upper = (rank >> level) % 2 == 1
@@ -606,22 +604,21 @@ class Conv3dSm90:
             wanted = shared.partial_wanted.subview(level * CONSUMERS + consumer)
             sent = shared.partial_sent.subview(level * CONSUMERS + consumer)
             prims.mbarrier_arrive(prims.mapa(wanted, partner), scope=prims.MemScope.CLUSTER)
+            theirs = prims.mapa(mine, partner)
             wait_cluster(wanted, phase)
             for first in cutlass.range_constexpr(0, len(lower), CHUNK_REGISTERS):
                 leaving = [
                     Float32(cutlass.select_(keeps_upper, lower[first + i], upper[first + i]))
                     for i in range(CHUNK_REGISTERS)
                 ]
-                slot = slots.subview(first // CHUNK_REGISTERS * slot_stride)
-                prims.mapa(shared_pointer(slot, Float32), partner).store(
-                    cutlass.Vector.from_elements(tuple(leaving), dtype=Float32), alignment=CHUNK_BYTES
-                )
+                # Slots of a thread lie a warpgroup's slots apart.
+                vector = cutlass.Vector.from_elements(tuple(leaving), dtype=Float32)
+                (theirs + first * WARPGROUP).store(vector, alignment=CHUNK_BYTES)
             prims.mbarrier_arrive(prims.mapa(sent, partner), scope=prims.MemScope.CLUSTER)
             wait_cluster(sent, phase)
             values = []
             for first in cutlass.range_constexpr(0, len(lower), CHUNK_REGISTERS):
-                slot = slots.subview(first // CHUNK_REGISTERS * slot_stride)
-                received = prims.load_ext(shared_pointer(slot, Float32), count=CHUNK_REGISTERS)
+                received = prims.load_ext(mine + first * WARPGROUP, count=CHUNK_REGISTERS)
                 for i in cutlass.range_constexpr(CHUNK_REGISTERS):
                     kept = Float32(cutlass.select_(keeps_upper, upper[first + i], lower[first + i]))
                     values.append(kept + received[i])
