@@ -181,7 +181,7 @@ def _arithmetic_kernel(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, out: cute
         x / y,
         x * y + z,  # the compiler contracts it
         x.to(BFloat16).to(Float32),
-        cute.arch.exp2(y),
+        cute.math.exp2(y, fastmath=True),
         cute.arch.rcp_approx(x),
     )
     for operation in cutlass.range_constexpr(len(results)):
