@@ -207,6 +207,13 @@ def test_unordered_stores_are_races(body: str, message: str):
         store(body)
 
 
+@pytest.mark.parametrize("end", ["DONE:", "cp.async.bulk.wait_group.read 1; DONE:"])
+def test_a_cta_may_not_exit_before_its_stores_have_read(end: str):
+    with pytest.raises(RaceError, match="exits while a bulk store of warp 0 may still read"):
+        store(FILL + FENCE + "bar.sync 0;" + STORED + end)
+    store(FILL + FENCE + "bar.sync 0;" + STORED + "cp.async.bulk.wait_group.read 0; DONE:")
+
+
 def test_early_reuse_of_a_source_gives_wrong_results_when_stores_come_late():
     body = FILL + FENCE + "bar.sync 0;" + STORED + "DONE: bar.sync 0; st.shared.b32 [%r5], 0;"
     assert not store(body, schedule="late", races=False)[3].any()

@@ -104,7 +104,7 @@ class NamedBarrier:
         if self.arrived == expected:
             self.generation += 1
             self.arrived = 0
-            self.known, self.clock = self.clock, None
+            self.known, self.clock = join(self.known, self.clock), None
         return generation
 
 

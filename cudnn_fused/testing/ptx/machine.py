@@ -306,7 +306,8 @@ class Cta:
         self.remote_uses[agent] = (clock, strand.at)
 
     def check_exit(self, strand: Strand) -> None:
-        """The last threads leave. What other CTAs did to this one's shared memory must be known to have happened."""
+        """The last threads leave. Nothing may use this CTA's shared memory any more."""
+        self._check_bulk_stores(strand)
         if not self.remote_uses:
             return
         known = np.maximum.reduce([warp.clock[ORDERED] for warp in self.warps])
@@ -316,6 +317,19 @@ class Cta:
                 raise errors.RaceError(
                     f"CTA {self.rank} of the cluster exits while {self.cluster.agents.describe(agent)} may still use "
                     f"its shared memory (PTX line {place.ptx_line}: {errors.shorten(place.ptx_text)})",
+                    strand.location(),
+                )
+
+    def _check_bulk_stores(self, strand: Strand) -> None:
+        """Every bulk store must have been waited for, at least until it has read its source."""
+        for warp in self.warps:
+            waited_for = [operation for group in warp.bulk_groups for operation in group.reads]
+            waited_for += [reading for pairs in warp.bulk_open.values() for reading, _ in pairs]
+            if waited_for and self.cluster.launch.races:
+                place = waited_for[0].location
+                raise RaceError(
+                    f"the CTA exits while a bulk store of warp {warp.index} may still read its shared memory "
+                    f"(PTX line {place.ptx_line}: {errors.shorten(place.ptx_text)})",
                     strand.location(),
                 )
 

@@ -2,8 +2,8 @@
 
 A block function takes a strand (the lanes of a warp that run together), its registers and its warp, and returns the
 index of the block that comes next. Emitters live in `alu`, `warp_ops`, `control_ops`, `memory_ops`, `async_ops`,
-`barrier_ops`, `wgmma_ops` and `tcgen05_ops`; each one reads the modifiers of its instruction, all of them, and returns how
-to execute it:
+`barrier_ops`, `wgmma_ops` and `tcgen05_ops`; each one reads all the modifiers of its instruction and returns how to
+execute it:
 
 - `Pure(targets, expression)`: registers from registers;
 - `Effect(targets, call)`: anything that touches memory or barriers; `{mask}` in the call stands for the active lanes;
