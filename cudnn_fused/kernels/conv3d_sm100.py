@@ -1,18 +1,19 @@
 """Valid 3x3x3 convolution with fused post-operations for Blackwell (SM100, SM103).
 
-Two CTAs on neighbouring multiprocessors form a *pair*, which multiplies as one: a tile has 256 rows, of which each CTA
-loads 128, and each CTA loads half of the weights. One thread of the first CTA, the leader, issues all products of the
-pair. The sums stand in tensor memory, 128 rows in each CTA, in a ring of *accumulators* of one block of output channels
-each, which the epilogue drains before it does anything else. All blocks of a tile are computed from one load of the
-activations.
+Two CTAs on neighbouring multiprocessors form a *pair*, which multiplies as one: a block of a tile has 256 rows, of
+which each CTA loads 128, and each CTA loads half of the weights. One thread of the first CTA, the leader, issues all
+products of the pair. The sums stand in tensor memory, 128 rows in each CTA, in a ring of *accumulators* of one block
+each, which the epilogue drains before it does anything else. A tile is two blocks side by side, computed from one load
+of the activations, or two below each other, computed from one load of the weights, or one.
 
 A CTA is seven warps: four of the epilogue, in which a thread owns a row, so that a norm needs no other thread; one that
 multiplies; one that loads activations and one that loads weights, each through a ring of stages.
 
 The rows of a tile are consecutive rows of one output frame on the padded linear grid (:mod:`.padded_grid`): a stage of
-activations is ``128 + 2`` consecutive pixels, read three times at a distance of one pixel for the taps along W. The
-swizzle of a tile is a function of absolute shared-memory addresses, so a descriptor may start at any pixel row. Should
-an architecture see that differently, ``TileConfig.shared_taps`` turns it off: then each tap has a stage of its own.
+activations is the pixels of a CTA's rows and two more, read three times at a distance of one pixel for the taps along
+W. The swizzle of a tile is a function of absolute shared-memory addresses, so a descriptor may start at any pixel row.
+Should an architecture see that differently, ``TileConfig.shared_taps`` turns it off: then each tap has a stage of its
+own.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from cudnn_fused.kernels.device import CHUNK_CHANNELS, SHARED, WARP, Cursor, div
 from cudnn_fused.kernels.padded_grid import HALO, TAPS, PaddedGrid
 from cudnn_fused.kernels.rows import Row, Tensors
 from cudnn_fused.kernels.schedule import TileOrder
-from cudnn_fused.kernels.tiling_sm100 import CTA_ROWS, PAIR, TILE_M, TMEM_COLUMNS, TileConfig
+from cudnn_fused.kernels.tiling_sm100 import BLOCK_M, BLOCK_ROWS, PAIR, TMEM_COLUMNS, TileConfig
 
-EPILOGUE_WARPS = CTA_ROWS // WARP
+EPILOGUE_WARPS = BLOCK_ROWS // WARP
 BOTH = prims.CTAGroup.CTA_2
 TMEM = 6  # the address space of tensor memory, whose addresses are lane << 16 | column
 TMEM_LANE = 1 << 16
@@ -119,7 +120,7 @@ class Conv3dSm100:
         if problem:
             raise ValueError(f"{config} cannot serve {spec}: {problem}")
         self.spec, self.config = spec, config
-        self.order = TileOrder(spec, TILE_M, config.tile_n)
+        self.order = TileOrder(spec, config.tile_m, config.tile_n)
 
     # --- host ------------------------------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ class Conv3dSm100:
             dtype=BFloat16,
             global_dims=(spec.gemm_channels, rows),
             global_strides=(spec.ci * ELEMENT_BYTES // DESCRIPTOR_UNIT,),
-            box_dims=(K_CHUNK, config.a_rows(spec)),
+            box_dims=(K_CHUNK, config.a_box_rows(spec)),
             swizzle=cuda.TensorMapSwizzle.s128b,
         )
         b_map = cuda.create_tensor_map_tiled(
@@ -248,14 +249,17 @@ class Conv3dSm100:
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
-    @cute.jit
-    def load(self, shared_tile, tensor_map, coordinates, full, box_bytes: cutlass.Constexpr[int], rank: Int32):
-        """One box into this CTA's shared memory. The leader's barrier waits for the boxes of both CTAs."""
-        if rank == 0:
-            prims.mbarrier_arrive_expect_tx(full, PAIR * box_bytes)
+    def load(self, shared_tile, tensor_map, coordinates, full) -> None:
+        """One box into this CTA's shared memory, of which the leader's barrier is told."""
         prims.cp_async_bulk_tensor_shared_cluster_global(
             shared_tile, tensor_map.get_ptr(), coordinates, full, [], group=BOTH
         )
+
+    @cute.jit
+    def expect(self, full, cta_bytes: cutlass.Constexpr[int], rank: Int32):
+        """The leader's barrier waits for the boxes of both CTAs."""
+        if rank == 0:
+            prims.mbarrier_arrive_expect_tx(full, PAIR * cta_bytes)
 
     @cute.jit
     def load_activations(self, shared: Shared, a_map, grid: PaddedGrid):
@@ -264,10 +268,11 @@ class Conv3dSm100:
         rank, tile, step = self.pair()
         if prims.elect_sync():
             tiles = self.order.count(grid)
+            boxes, box_rows = config.a_boxes(spec), config.a_box_rows(spec)
             stage = Cursor.writing(config.a_stages)
             while tile < tiles:
                 place = self.order.place(tile, grid, Int32(0), Int32(1))
-                origin = grid.window(place.n, place.t) + place.row + rank * CTA_ROWS
+                origin = grid.window(place.n, place.t) + place.row + rank * config.cta_rows
                 for unit in cutlass.range(place.first_unit, place.end_unit, 1, unroll=1):
                     tap_row = unit // spec.tap_row_units
                     pixel = origin + grid.tap_shift(tap_row // TAPS, tap_row % TAPS)
@@ -275,14 +280,12 @@ class Conv3dSm100:
                     for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
                         for tap in cutlass.range_constexpr(config.a_loads(spec)):
                             wait(shared.a_empty.subview(stage.index), stage.phase)
-                            self.load(
-                                shared.a.subview(stage.index * config.a_stage_bytes(spec)),
-                                a_map,
-                                (first_channel + chunk * K_CHUNK, pixel + tap),
-                                shared.a_full.subview(stage.index),
-                                config.a_rows(spec) * ROW_BYTES,
-                                rank,
-                            )
+                            full = shared.a_full.subview(stage.index)
+                            self.expect(full, boxes * box_rows * ROW_BYTES, rank)
+                            for box in cutlass.range_constexpr(boxes):
+                                offset = stage.index * config.a_stage_bytes(spec) + box * box_rows * ROW_BYTES
+                                coordinates = (first_channel + chunk * K_CHUNK, pixel + tap + box * box_rows)
+                                self.load(shared.a.subview(offset), a_map, coordinates, full)
                             stage.advance()
                 tile += step
             self.wait_until_unused(shared.a_empty, stage)
@@ -304,17 +307,12 @@ class Conv3dSm100:
                         for s in cutlass.range_constexpr(spec.w_taps):
                             for n in cutlass.range_constexpr(config.n_blocks):
                                 wait(shared.b_empty.subview(stage.index), stage.phase)
+                                full = shared.b_full.subview(stage.index)
+                                self.expect(full, config.b_stage_bytes, rank)
+                                row = place.channel + n * config.n_block + rank * config.b_rows
+                                coordinates = (first_channel + chunk * K_CHUNK, first_tap + s, row)
                                 self.load(
-                                    shared.b.subview(stage.index * config.b_stage_bytes),
-                                    b_map,
-                                    (
-                                        first_channel + chunk * K_CHUNK,
-                                        first_tap + s,
-                                        place.channel + n * config.n_block + rank * config.b_rows,
-                                    ),
-                                    shared.b_full.subview(stage.index),
-                                    config.b_stage_bytes,
-                                    rank,
+                                    shared.b.subview(stage.index * config.b_stage_bytes), b_map, coordinates, full
                                 )
                                 stage.advance()
                 tile += step
@@ -347,7 +345,7 @@ class Conv3dSm100:
             while tile < tiles:
                 place = self.order.place(tile, grid, Int32(0), Int32(1))
                 blocks = []
-                for _ in cutlass.range_constexpr(config.n_blocks):
+                for _ in cutlass.range_constexpr(config.blocks):
                     blocks.append((accumulator.index, accumulator.phase))
                     accumulator.advance()
                 for unit in cutlass.range(place.first_unit, place.end_unit, 1, unroll=1):
@@ -358,34 +356,39 @@ class Conv3dSm100:
                             for s in cutlass.range_constexpr(spec.w_taps // loads):
                                 first = chunk == 0 and load == 0 and s == 0
                                 for n in cutlass.range_constexpr(config.n_blocks):
-                                    index, phase = blocks[n]
-                                    if cutlass.const_expr(first):  # noqa: SIM102 (the next one is for the device)
-                                        if unit == place.first_unit:
-                                            wait(shared.acc_empty.subview(index), phase)
                                     wait(shared.b_full.subview(b.index), b.phase)
-                                    prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
+                                    for m in cutlass.range_constexpr(config.m_blocks):
+                                        index, phase = blocks[m * config.n_blocks + n]
+                                        if cutlass.const_expr(first):  # noqa: SIM102 (the next is for the device)
+                                            if unit == place.first_unit:
+                                                wait(shared.acc_empty.subview(index), phase)
+                                        prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
+                                        row = m * BLOCK_ROWS + s
+                                        if prims.elect_sync():
+                                            self.issue(
+                                                tmem + index * config.n_block,
+                                                self.moved(
+                                                    a_base, a.index * config.a_stage_bytes(spec) + row * ROW_BYTES
+                                                ),
+                                                self.moved(b_base, b.index * config.b_stage_bytes),
+                                                spec.unit_steps[chunk],
+                                                started if first else Boolean(True),
+                                            )
                                     if prims.elect_sync():
-                                        self.issue(
-                                            tmem + index * config.n_block,
-                                            self.moved(a_base, a.index * config.a_stage_bytes(spec) + s * ROW_BYTES),
-                                            self.moved(b_base, b.index * config.b_stage_bytes),
-                                            spec.unit_steps[chunk],
-                                            started if first else Boolean(True),
-                                        )
                                         self.signal(shared.b_empty.subview(b.index))
                                     b.advance()
                             if prims.elect_sync():
                                 self.signal(shared.a_empty.subview(a.index))
                             a.advance()
-                for n in cutlass.range_constexpr(config.n_blocks):
+                for block in cutlass.range_constexpr(config.blocks):
                     if prims.elect_sync():
-                        self.signal(shared.acc_full.subview(blocks[n][0]))
+                        self.signal(shared.acc_full.subview(blocks[block][0]))
                 tile += step
 
     def issue(self, block: Int32, a: Int64, b: Int64, steps: int, accumulate: Boolean) -> None:
         """The products of one stage of each operand, added to a block, or put there unless ``accumulate``."""
         instruction = prims.Tcgen05InstrDesc.build(
-            a_dtype=BFloat16, b_dtype=BFloat16, c_dtype=Float32, m_dim=TILE_M, n_dim=self.config.n_block
+            a_dtype=BFloat16, b_dtype=BFloat16, c_dtype=Float32, m_dim=BLOCK_M, n_dim=self.config.n_block
         )
         for k in range(steps):
             prims.tcgen05_mma(
@@ -419,9 +422,9 @@ class Conv3dSm100:
 
     @cute.jit
     def finish_rows(self, shared: Shared, grid: PaddedGrid, tmem: Int32, warp: Int32, tensors: Tensors):
-        """The epilogue: fill what no row falls on while the first tile is computed, then finish a row per thread.
+        """The epilogue: fill what no row falls on while the first tile is computed, then finish rows, one to a thread.
 
-        A thread first moves its row out of the accumulators, so that they are free for the next tile, rounded to BF16
+        A thread first moves its rows out of the accumulators, so that they are free for the next tile, rounded to BF16
         into columns of tensor memory that are its own. From there it takes a block of channels at a time, twice if
         there is a norm.
         """
@@ -435,9 +438,7 @@ class Conv3dSm100:
         staged = lanes + config.accumulators * config.n_block
         while tile < tiles:
             place = self.order.place(tile, grid, Int32(0), Int32(1))
-            ho, wo = divide(place.row + rank * CTA_ROWS + thread, grid.w)
-            row = Row.at(grid, place.n, place.t, ho, wo)
-            for block in cutlass.range(config.n_blocks, unroll=1):
+            for block in cutlass.range(config.blocks, unroll=1):
                 wait(shared.acc_full.subview(accumulator.index), accumulator.phase)
                 prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
                 self.stage(lanes + accumulator.index * config.n_block, staged + block * config.staged_columns)
@@ -447,10 +448,14 @@ class Conv3dSm100:
                     prims.mbarrier_arrive(prims.mapa(empty, Int32(0)), count=1, scope=prims.MemScope.CLUSTER)
                 accumulator.advance()
             prims.tcgen05_wait(prims.Tcgen05Wait.STORE)
-            if cutlass.const_expr(self.spec.finish.post.norm):
-                self.finish_normalized(staged, row, place.channel, tensors)
-            else:
-                self.finish_plain(staged, row, place.channel, tensors)
+            for m in cutlass.range(config.m_blocks, unroll=1):
+                ho, wo = divide(place.row + rank * config.cta_rows + m * BLOCK_ROWS + thread, grid.w)
+                row = Row.at(grid, place.n, place.t, ho, wo)
+                columns = staged + m * (config.n_blocks * config.staged_columns)
+                if cutlass.const_expr(self.spec.finish.post.norm):
+                    self.finish_normalized(columns, row, place.channel, tensors)
+                else:
+                    self.finish_plain(columns, row, place.channel, tensors)
             tile += step
 
     def stage(self, block: Int32, staged: Int32) -> None:
@@ -503,7 +508,7 @@ class Conv3dSm100:
         finish = self.spec.finish
         row_chunks = self.spec.co // CHUNK_CHANNELS
         lanes = row_chunks & -row_chunks  # the largest power of two that divides it
-        pixels_at_once = CTA_ROWS // lanes
+        pixels_at_once = BLOCK_ROWS // lanes
         index = cute.arch.block_idx()[0] * pixels_at_once + thread // lanes
         fillers = finish.filler_pixels(grid)
         while index < fillers:

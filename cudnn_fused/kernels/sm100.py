@@ -10,7 +10,7 @@ from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.launching import CONV_OPERANDS, Kernels, Machine, compiled
 from cudnn_fused.kernels.padded_grid import PaddedGrid
 from cudnn_fused.kernels.schedule import TileOrder
-from cudnn_fused.kernels.tiling_sm100 import TILE_M, choose, resident_pairs, tiles_for
+from cudnn_fused.kernels.tiling_sm100 import TileConfig, choose, resident_pairs, tiles_for
 from cudnn_fused.targets import SM100
 
 
@@ -27,17 +27,21 @@ class Sm100Kernels(Kernels):
         super().__init__(machine)
         self.shared_taps = shared_taps
 
+    def tiles(self, spec: Conv3dSpec, machine: Machine) -> tuple[TileConfig, ...]:
+        """The tiles to choose from."""
+        shared_taps = verdicts.shared_taps(machine.model) if self.shared_taps is None else self.shared_taps
+        return tiles_for(spec, shared_taps=shared_taps is not False)
+
     def convolution(self, spec: Conv3dSpec, grid: PaddedGrid, machine: Machine) -> tuple[Any, tuple[int, ...]]:
         """The launcher of a convolution and its arguments behind the addresses.
 
         All tiles of an operation are compiled together, so that no later shape has to wait for another.
         """
-        shared_taps = verdicts.shared_taps(machine.model) if self.shared_taps is None else self.shared_taps
-        tiles = tiles_for(spec, shared_taps=shared_taps is not False)
+        tiles = self.tiles(spec, machine)
         launchers = {
             tile: compiled(machine.arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=1)
             for tile in tiles
         }
         tile = choose(spec, tiles, grid, machine.multiprocessors)
-        pairs = min(TileOrder(spec, TILE_M, tile.tile_n).count(grid), resident_pairs(machine.multiprocessors))
+        pairs = min(TileOrder(spec, tile.tile_m, tile.tile_n).count(grid), resident_pairs(machine.multiprocessors))
         return launchers[tile], (grid.n, grid.t, grid.h, grid.w, pairs)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cudnn_fused.kernels.conv3d_spec import ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
+from cudnn_fused.kernels.conv3d_spec import ELEMENT_BYTES, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
 from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, PaddedGrid
 
 PAIR = 2  # CTAs that multiply together
-CTA_ROWS = 128  # rows of the tile that one CTA of the pair holds: the lanes of its tensor memory
-TILE_M = PAIR * CTA_ROWS
+BLOCK_ROWS = 128  # rows of a block in each CTA of the pair: the lanes of its tensor memory
+BLOCK_M = PAIR * BLOCK_ROWS
 N_GRANULE = 32  # channels of a matrix instruction of a pair come in multiples of this
 MAX_N = 256
+MAX_BOX_ROWS = 256  # of a TMA box
 TMEM_COLUMNS = 512
 BARRIER_BYTES = 8
 SHARED_BYTES = 227 * 1024 - 1024  # of a CTA, less what the compiler reserves and aligns
@@ -24,18 +25,32 @@ SHARED_BYTES = 227 * 1024 - 1024  # of a CTA, less what the compiler reserves an
 
 @dataclass(frozen=True)
 class TileConfig:
-    """How a pair's tile of 256 rows is cut up.
+    """How a pair's tile is cut up: ``m_blocks`` by ``n_blocks`` blocks of 256 rows by ``n_block`` output channels.
 
-    ``n_blocks`` blocks of ``n_block`` output channels are accumulated from one load of the activations. With
-    ``shared_taps`` the three taps along W read one tile of pixels at a distance of a row each; otherwise every tap
-    has a tile of its own, which begins where a swizzle pattern does.
+    Blocks side by side are accumulated from one load of the activations, blocks below each other from one load of the
+    weights. With ``shared_taps`` the three taps along W read one tile of pixels at a distance of a row each; otherwise
+    every tap has a tile of its own, which begins where a swizzle pattern does.
     """
 
+    m_blocks: int
     n_blocks: int
     n_block: int
     a_stages: int
     b_stages: int
     shared_taps: bool = True
+
+    @property
+    def blocks(self) -> int:
+        return self.m_blocks * self.n_blocks
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of the tile that belong to one CTA of the pair."""
+        return self.m_blocks * BLOCK_ROWS
+
+    @property
+    def tile_m(self) -> int:
+        return PAIR * self.cta_rows
 
     @property
     def tile_n(self) -> int:
@@ -51,11 +66,21 @@ class TileConfig:
 
     def a_rows(self, spec: Conv3dSpec) -> int:
         """Pixels of a stage of activations."""
-        return CTA_ROWS + (HALO if self.shares_taps(spec) else 0)
+        return self.cta_rows + (HALO if self.shares_taps(spec) else 0)
+
+    def a_boxes(self, spec: Conv3dSpec) -> int:
+        """TMA loads of a stage of activations, one below the other."""
+        return math.ceil(self.a_rows(spec) / MAX_BOX_ROWS)
+
+    def a_box_rows(self, spec: Conv3dSpec) -> int:
+        """Pixels of one of them. A box that another one follows ends where a swizzle pattern does."""
+        boxes, rows = self.a_boxes(spec), self.a_rows(spec)
+        return rows if boxes == 1 else math.ceil(rows / boxes / SWIZZLE_ROWS) * SWIZZLE_ROWS
 
     def a_stage_bytes(self, spec: Conv3dSpec) -> int:
         """Room for a stage: whole swizzle patterns."""
-        return math.ceil(self.a_rows(spec) / SWIZZLE_ROWS) * SWIZZLE_ROWS * ROW_BYTES
+        rows = self.a_boxes(spec) * self.a_box_rows(spec)
+        return math.ceil(rows / SWIZZLE_ROWS) * SWIZZLE_ROWS * ROW_BYTES
 
     @property
     def b_rows(self) -> int:
@@ -74,7 +99,7 @@ class TileConfig:
     @property
     def accumulators(self) -> int:
         """Blocks that tensor memory holds beside the rounded ones of a tile."""
-        return (TMEM_COLUMNS - self.n_blocks * self.staged_columns) // self.n_block
+        return (TMEM_COLUMNS - self.blocks * self.staged_columns) // self.n_block
 
     def shared_bytes(self, spec: Conv3dSpec) -> int:
         barriers = 2 * BARRIER_BYTES * (self.a_stages + self.b_stages + self.accumulators)
@@ -90,8 +115,8 @@ class TileConfig:
             return f"{spec.co} output channels are no multiple of {self.tile_n}"
         if spec.finish.post.norm and self.tile_n != spec.co:
             return "a fused norm needs a pixel's whole channel row in one CTA"
-        if self.accumulators < max(self.n_blocks, 2):
-            return f"{self.n_blocks} blocks of {self.n_block} columns do not fit in tensor memory, and twice if one"
+        if self.accumulators < max(self.blocks, 2):
+            return f"{self.blocks} blocks of {self.n_block} columns do not fit in tensor memory, and twice if one"
         if min(self.a_stages, self.b_stages) < 2:
             return "a ring needs two stages"
         if self.shared_bytes(spec) > SHARED_BYTES:
@@ -101,19 +126,22 @@ class TileConfig:
 
 # Tiles in order of preference: at equal cost the first is taken.
 TILES = (
-    TileConfig(n_blocks=2, n_block=160, a_stages=4, b_stages=14),
-    TileConfig(n_blocks=1, n_block=160, a_stages=5, b_stages=12),
+    TileConfig(m_blocks=1, n_blocks=2, n_block=160, a_stages=4, b_stages=14),
+    TileConfig(m_blocks=2, n_blocks=1, n_block=160, a_stages=3, b_stages=11),
+    TileConfig(m_blocks=1, n_blocks=1, n_block=160, a_stages=5, b_stages=12),
 )
 
-# The cost model, in tensor-core cycles.
-STEP_CYCLES_PER_CHANNEL = 0.5  # a 256 x n x 16 product of a pair
-TILE_OVERHEAD = 600  # from the last product of a tile to the first of the next
+# The cost model, in cycles of a multiprocessor. The products take a pair half a cycle for each channel of a step; what
+# they read comes out of the L2 cache at the rate below. Both are nominal figures: no card has been timed.
+STEP_CYCLES_PER_CHANNEL = 0.5
+L2_BYTES_PER_CYCLE = 40
+TILE_OVERHEAD = 800  # draining the accumulators, if a tile takes them all
 LAUNCH_OVERHEAD = 6000  # filling the pipeline, and storing the last tile, which nothing hides
 
 
 def tiles_for(spec: Conv3dSpec, *, shared_taps: bool) -> tuple[TileConfig, ...]:
     """The tiles that can serve an operation."""
-    ways = [TileConfig(tile.n_blocks, tile.n_block, tile.a_stages, tile.b_stages, shared_taps) for tile in TILES]
+    ways = [replace(tile, shared_taps=shared_taps) for tile in TILES]
     return tuple(tile for tile in ways if tile.problem(spec) is None)
 
 
@@ -122,13 +150,26 @@ def resident_pairs(multiprocessors: int) -> int:
     return max(1, multiprocessors // PAIR)
 
 
+def tap_row_bytes(spec: Conv3dSpec, tile: TileConfig) -> int:
+    """What a CTA loads for one tap row of a tile."""
+    pixels = tile.a_loads(spec) * tile.a_rows(spec)
+    weights = spec.w_taps * tile.n_blocks * tile.b_rows
+    return (pixels + weights) * spec.gemm_channels * ELEMENT_BYTES
+
+
+def tap_row_cycles(spec: Conv3dSpec, tile: TileConfig) -> float:
+    """How long one tap row of a tile takes: its products, or its loads if these take longer."""
+    products = spec.w_taps * sum(spec.chunk_steps) * tile.blocks * tile.n_block * STEP_CYCLES_PER_CHANNEL
+    return max(products, tap_row_bytes(spec, tile) / L2_BYTES_PER_CYCLE)
+
+
 def cost(spec: Conv3dSpec, tile: TileConfig, grid: PaddedGrid, multiprocessors: int) -> float:
-    """Estimated cycles of a launch: waves of tiles, each as long as its products."""
-    tiles = grid.n * grid.out_t * math.ceil(grid.frame_rows / TILE_M) * (spec.co // tile.tile_n)
+    """Estimated cycles of a launch: waves of tiles, each as long as its tap rows."""
+    tiles = grid.n * grid.out_t * math.ceil(grid.frame_rows / tile.tile_m) * (spec.co // tile.tile_n)
     waves = math.ceil(tiles / resident_pairs(multiprocessors))
     skipped = sum(max(spec.leading_zero_frames - t, 0) for t in range(grid.out_t)) / (3 * grid.out_t)
-    steps = TAP_ROWS * spec.w_taps * sum(spec.chunk_steps) * (1 - skipped)
-    return waves * (steps * tile.tile_n * STEP_CYCLES_PER_CHANNEL + TILE_OVERHEAD) + LAUNCH_OVERHEAD
+    drained = TILE_OVERHEAD * tile.blocks / tile.accumulators
+    return waves * (TAP_ROWS * (1 - skipped) * tap_row_cycles(spec, tile) + drained) + LAUNCH_OVERHEAD
 
 
 def choose(spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, multiprocessors: int) -> TileConfig:

@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 import torch
 
+from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.launching import Kernels, Machine
 from cudnn_fused.kernels.sm100 import Sm100Kernels
+from cudnn_fused.kernels.tiling_sm100 import TileConfig
 from cudnn_fused.operands import Sample, validate
 from cudnn_fused.testing.agreement import against_reference
 from cudnn_fused.testing.cases import Case, Skip
@@ -26,7 +28,8 @@ EARLY, LATE, NEWEST, RANDOM = SCHEDULES = ("early", "late", "newest", "random")
 # Few cases that between them use every part of the convolution and of its epilogue.
 PROBES = {
     "raw": Case("conv3d_raw", 1, 1, 3, 5, (160, 160)),
-    "padded": Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, (160, 160), skip=Skip.BIASED, history=1),
+    "padded": Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, (160, 160), skip=Skip.BIASED, history=2),
+    "history": Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, (160, 160), history=1),
     "zeros": Case("conv3d_raw", 1, 2, 1, 3, (160, 160), leading_zero_frames=1),
     "corner": Case("conv3d_bias_residual_pad", 1, 1, 3, 5, (160, 160), skip=Skip.PLAIN),
     "causal": Case("causal_conv3d_with_cache", 1, 1, 3, 5, (12, 160), history=1),
@@ -34,8 +37,20 @@ PROBES = {
 }
 
 
-def sm100(arch: str = "sm_100a", *, shared_taps: bool = True, multiprocessors: int = MULTIPROCESSORS) -> Sm100Kernels:
-    return Sm100Kernels(Machine(arch, multiprocessors), shared_taps=shared_taps)
+class OneTile(Sm100Kernels):
+    """The backend with one of the tiles that can serve an operation, the first or, with ``turn``, another one."""
+
+    def __init__(self, machine: Machine, *, shared_taps: bool, turn: int = 0) -> None:
+        super().__init__(machine, shared_taps=shared_taps)
+        self.turn = turn
+
+    def tiles(self, spec: Conv3dSpec, machine: Machine) -> tuple[TileConfig, ...]:
+        legal = super().tiles(spec, machine)
+        return (legal[self.turn % len(legal)],)
+
+
+def sm100(*, shared_taps: bool = True, turn: int = 0, multiprocessors: int = MULTIPROCESSORS) -> OneTile:
+    return OneTile(Machine("sm_100a", multiprocessors), shared_taps=shared_taps, turn=turn)
 
 
 def run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cudnn_fused.testing.cases import BY_NAME, Case, Skip
@@ -39,8 +39,41 @@ def settings(variant: str, *, leading_zeros: bool) -> dict[str, Sequence[Any]]:
     return chosen
 
 
-def few(*variants: str) -> Iterator[tuple[Case, str, bool]]:
-    """Cases in which every pair of settings occurs, with extents, schedule and way of loading taps in turn."""
+@dataclass(frozen=True)
+class Entry:
+    """A case, and how it is run: the emulator's schedule, the way of loading taps, and which tile."""
+
+    case: Case
+    schedule: str
+    shared_taps: bool
+    tile: int
+
+    @classmethod
+    def of(cls, case: Case, turn: int) -> Entry:
+        """Each of them in turn, out of step with one another."""
+        return cls(case, SCHEDULES[turn % len(SCHEDULES)], turn % 3 < 2, turn // 2)
+
+    def __str__(self) -> str:
+        case = self.case
+        flags = [name for name in ("caller_history", "input_bias", "save_input") if getattr(case, name)]
+        return "-".join(
+            [
+                case.variant,
+                "x".join(map(str, case.channels)),
+                "x".join(map(str, case.result_extents)),
+                case.skip.value,
+                f"history{case.history}",
+                f"zeros{case.leading_zero_frames}",
+                *flags,
+                self.schedule,
+                "shared" if self.shared_taps else "aligned",
+                f"tile{self.tile}",
+            ]
+        )
+
+
+def few(*variants: str) -> Iterator[Entry]:
+    """Cases in which every pair of settings occurs."""
     turn = 0
     for variant in variants:
         for combination in pairwise(**settings(variant, leading_zeros=False)):
@@ -49,12 +82,12 @@ def few(*variants: str) -> Iterator[tuple[Case, str, bool]]:
             case = case.at(*extents[turn % len(extents)])
             if "leading_zero_frames" in case.options:
                 case = replace(case, leading_zero_frames=min(turn % 4, 2) if case.t > 1 else turn % 3)
-            yield case, SCHEDULES[turn % len(SCHEDULES)], turn % 3 < 2
+            yield Entry.of(case, turn)
             turn += 1
 
 
-def everything() -> Iterator[tuple[Case, str, bool]]:
-    """All settings, each with extents, schedule and way of loading taps in turn."""
+def everything() -> Iterator[Entry]:
+    """All settings."""
     turn = 0
     for variant in BY_NAME:
         factors = settings(variant, leading_zeros=True)
@@ -62,23 +95,5 @@ def everything() -> Iterator[tuple[Case, str, bool]]:
             case = Case(variant, 1, 1, 1, 1, **dict(zip(factors, values, strict=True)))
             if case.caller_history and not case.history:
                 continue  # the same as without
-            yield case.at(*EXTENTS[turn % len(EXTENTS)]), SCHEDULES[turn % len(SCHEDULES)], turn % 3 < 2
+            yield Entry.of(case.at(*EXTENTS[turn % len(EXTENTS)]), turn)
             turn += 1
-
-
-def describe(entry: tuple[Case, str, bool]) -> str:
-    case, schedule, shared_taps = entry
-    flags = [name for name in ("caller_history", "input_bias", "save_input") if getattr(case, name)]
-    return "-".join(
-        [
-            case.variant,
-            "x".join(map(str, case.channels)),
-            "x".join(map(str, case.result_extents)),
-            case.skip.value,
-            f"history{case.history}",
-            f"zeros{case.leading_zero_frames}",
-            *flags,
-            schedule,
-            "shared" if shared_taps else "aligned",
-        ]
-    )

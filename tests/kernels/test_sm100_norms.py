@@ -6,15 +6,14 @@ import pytest
 
 from cudnn_fused.testing.cases import Case, Skip
 from tests.kernels.emulated import check, run, sm100
-from tests.kernels.sm100_cases import describe, few
+from tests.kernels.sm100_cases import Entry, few
 
 FEW = list(few("conv3d_rmsnorm_silu", "conv3d_rmsnorm_silu_pad", "rmsnorm_silu_pad"))
 
 
-@pytest.mark.parametrize("entry", FEW, ids=map(describe, FEW))
-def test_equals_the_reference(entry: tuple[Case, str, bool]) -> None:
-    case, schedule, shared_taps = entry
-    check(sm100(shared_taps=shared_taps), case, schedule=schedule)
+@pytest.mark.parametrize("entry", FEW, ids=str)
+def test_equals_the_reference(entry: Entry) -> None:
+    check(sm100(shared_taps=entry.shared_taps, turn=entry.tile), entry.case, schedule=entry.schedule)
 
 
 @pytest.mark.parametrize("channels", [(160, 160), (160, 320)], ids=["one-block", "two-blocks"])
