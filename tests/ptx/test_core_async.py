@@ -235,6 +235,15 @@ def test_another_thread_cannot_wait_for_a_group():
     assert not store(body, schedule="late", races=False)[3].any()
 
 
+def test_the_lane_that_issued_must_wait():
+    """Lane 3 issues; the wait of lane 0 orders nothing, its own does."""
+    body = FILL + FENCE + "bar.sync 0; setp.ne.b32 %p1, %r1, 3;" + STORED
+    end = "DONE: setp.ne.b32 %p3, %r1, {lane}; @%p3 bra ALL; cp.async.bulk.wait_group 0; ALL: bar.sync 0;"
+    store(body + end.format(lane=3))
+    with pytest.raises(RaceError):
+        store(body + end.format(lane=0))
+
+
 def test_stores_by_several_lanes_are_several_stores():
     body = (
         FILL

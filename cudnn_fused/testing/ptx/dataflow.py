@@ -18,6 +18,7 @@ class Block:
     successors: list[int] = field(default_factory=list)
     live_in: tuple[int, ...] = ()
     classes: Counter = field(default_factory=Counter)
+    opcodes: Counter = field(default_factory=Counter)
 
 
 def _registers_of(operand: object) -> list[int]:
@@ -86,7 +87,13 @@ _READS_TARGETS = {"wgmma"}
 
 
 def read_write_sets(instruction: Instruction) -> tuple[int, int]:
-    """Bit sets of the registers that an instruction reads and writes."""
+    """Bit sets of the registers that an instruction reads and writes; found once per instruction."""
+    if instruction.register_sets is None:
+        instruction.register_sets = _find_register_sets(instruction)
+    return instruction.register_sets
+
+
+def _find_register_sets(instruction: Instruction) -> tuple[int, int]:
     operands = instruction.operands
     reads = writes = 0
     has_target = bool(operands) and instruction.parts[0] not in _NO_TARGET and not isinstance(operands[0], Address)

@@ -147,8 +147,7 @@ class Warp:
         launch = cta.cluster.launch
         self.cta, self.index, self.live = cta, index, live
         self.launch = launch
-        registers = [POISON[register.bits] for register in launch.program.kernel.registers]
-        self.strands = [Strand(self, live, 0, registers)]
+        self.strands = [Strand(self, live, 0, launch.unwritten_registers.copy())]
         self.block_counts = launch.block_counts
         self.special = {**cta.special, **special_registers(tid), "%warpid": index}
         self.shared_base = cta.rank << CTA_SHIFT
@@ -430,6 +429,7 @@ class Launch:
 
     def __post_init__(self) -> None:
         self.block_counts = [0] * len(self.program.blocks)
+        self.unwritten_registers = [POISON[register.bits] for register in self.program.kernel.registers]
         self.queue = AsyncQueue(self.schedule, self.event)
 
     def event(self) -> None:
@@ -448,10 +448,12 @@ class Launch:
     def count_instructions(self) -> None:
         for block, executed in zip(self.program.blocks, self.block_counts, strict=True):
             if executed:
-                for name, number in block.classes.items():
-                    self.counts.instructions[name] += number * executed
-                for instruction in self.program.kernel.instructions[block.first : block.last]:
-                    self.counts.opcodes[instruction.opcode] += executed
+                for total, per_block in (
+                    (self.counts.instructions, block.classes),
+                    (self.counts.opcodes, block.opcodes),
+                ):
+                    for name, number in per_block.items():
+                        total[name] += number * executed
 
 
 def describe_deadlock(clusters: list[Cluster], queue_length: int) -> Deadlock:

@@ -97,6 +97,7 @@ class Instruction:
     text: str
     source: str = ""
     target: int | None = None
+    register_sets: tuple[int, int] | None = None  # see `dataflow.read_write_sets`
 
     @property
     def opcode(self) -> str:

@@ -310,6 +310,7 @@ class Translator:
                 block.successors.append(block.index + 1)
             for instruction in instructions[block.first : block.last]:
                 block.classes[counts.classify(instruction)] += 1
+                block.opcodes[instruction.opcode] += 1
         return blocks
 
     def _location(self, at: int) -> Location:
