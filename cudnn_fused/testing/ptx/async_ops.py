@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from .barrier_ops import find_mbarrier, shared_target
 from .barriers import MBarrier
 from .errors import Misaligned, UnsupportedInstruction
 from .machine import Cta, Strand
-from .memory import CHUNK, WORD
+from .memory import CHUNK, UNKNOWN_SWIZZLE, WORD
 from .parser import TYPE_BYTES, Address, Instruction, Vector
 from .races import ORDERED, Pipe
 from .tensor_map import SWIZZLE_LINE_BYTES, TensorMap, swizzled_chunks
@@ -42,6 +44,20 @@ class _Destination:
     cta: Cta
     offset: int
     barrier: MBarrier
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What a bulk load brings: `produce` gives its bytes, `useful` which chunks are not all fill (or True).
+
+    `chunks` are the places of the chunks in shared memory, in order; None if they follow each other.
+    """
+
+    size: int
+    chunks: np.ndarray | None
+    produce: Callable[[], np.ndarray]
+    useful: Callable[[], Any]
+    swizzle: int = UNKNOWN_SWIZZLE
 
 
 def _lane(value: Value, lane: int) -> int:
@@ -112,10 +128,9 @@ def _fills_range(offset: int, size: int) -> bool:
     return offset % SWIZZLE_LINE_BYTES == 0 and size % SWIZZLE_LINE_BYTES == 0
 
 
-def _submit_load(
-    strand: Strand, destinations: list[_Destination], size: int, chunks: np.ndarray | None, produce: Any, useful: Any
-) -> None:
-    """Queues a bulk load whose bytes `produce` gives."""
+def _submit_load(strand: Strand, destinations: list[_Destination], load: _Load) -> None:
+    """Queues a bulk load."""
+    size, chunks = load.size, load.chunks
     for place in destinations:
         place.cta.shared.check(place.offset, place.offset + size, "bulk copy")
         shadow = place.cta.shared_shadow
@@ -133,13 +148,14 @@ def _submit_load(
     )
 
     def run() -> None:
-        data = np.ascontiguousarray(produce()).view(np.complex128)
-        flags = useful()
+        data = np.ascontiguousarray(load.produce()).view(np.complex128)
+        flags = load.useful()
         for place in destinations:
             shared = place.cta.shared
             shared.chunks[index] = data
             shared.written_chunks[index] = True
             shared.useful_chunks[index] = flags
+            shared.swizzles[index] = load.swizzle
             shared.version += 1
             place.barrier.complete(size)
 
@@ -176,14 +192,14 @@ def tensor_load(
                 f"a bulk tensor copy to shared offset {offset}, which is not a multiple of {BULK_TENSOR_ALIGNMENT}"
             )
         launch.counts.bytes["global to shared"] += tensor_map.bytes_in_bounds(where, shifts)
-        _submit_load(
-            strand,
-            destinations,
+        load = _Load(
             tensor_map.box_bytes,
             _box_chunks(tensor_map, offset),
-            lambda m=tensor_map, w=where, f=shifts: m.load(w, f),
-            lambda m=tensor_map, w=where, f=shifts: _chunks_in_bounds(m, w, f),
+            partial(tensor_map.load, where, shifts),
+            partial(_chunks_in_bounds, tensor_map, where, shifts),
+            int(tensor_map.swizzle),
         )
+        _submit_load(strand, destinations, load)
 
 
 def bulk_load(
@@ -199,10 +215,12 @@ def bulk_load(
             raise Misaligned("addresses and size of a bulk copy must be multiples of 16 bytes")
         launch.counts.bytes["global to shared"] += count
         data = launch.memory.bytes(origin, count)
-        _submit_load(strand, destinations, count, None, lambda data=data: data.copy(), lambda: True)
+        _submit_load(strand, destinations, _Load(count, None, data.copy, lambda: True))
 
 
-def _submit_store(strand: Strand, lane: int, offset: int, size: int, chunks: np.ndarray | None, consume: Any) -> None:
+def _submit_store(
+    strand: Strand, lane: int, offset: int, size: int, chunks: np.ndarray | None, consume: Callable[[np.ndarray], None]
+) -> None:
     """Queues a bulk store: its read of shared memory, then the write that `consume` does."""
     warp = strand.warp
     shared = warp.cta.shared
@@ -248,11 +266,12 @@ def tensor_store(
             )
         inside = tensor_map.bytes_in_bounds(where, (0,) * (tensor_map.rank - 2) if im2col else ())
         strand.warp.launch.counts.bytes["shared to global"] += inside
-        if reduction:
-            consume = lambda data, m=tensor_map, w=where: m.reduce(w, data, reduction)  # noqa: E731
-        else:
-            consume = lambda data, m=tensor_map, w=where: m.store(w, data)  # noqa: E731
+        consume = partial(_reduce, tensor_map, where, reduction) if reduction else partial(tensor_map.store, where)
         _submit_store(strand, lane, offset, tensor_map.box_bytes, _box_chunks(tensor_map, offset), consume)
+
+
+def _reduce(tensor_map: TensorMap, where: tuple[int, ...], reduction: str, data: np.ndarray) -> None:
+    tensor_map.reduce(where, data, reduction)
 
 
 def bulk_store(strand: Strand, mask: int, target: Value, source: Value, size: Value) -> None:
@@ -265,7 +284,7 @@ def bulk_store(strand: Strand, mask: int, target: Value, source: Value, size: Va
             raise Misaligned("addresses and size of a bulk copy must be multiples of 16 bytes")
         launch.counts.bytes["shared to global"] += count
         view = launch.memory.bytes(place, count)
-        _submit_store(strand, lane, offset, count, None, lambda data, view=view: np.copyto(view, data))
+        _submit_store(strand, lane, offset, count, None, partial(np.copyto, view))
 
 
 def bulk_commit(strand: Strand, mask: int) -> None:

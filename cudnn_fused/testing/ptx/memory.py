@@ -19,6 +19,7 @@ ITEM_TYPES = {
     32: np.dtype("V32"),
 }
 WORD = 4  # bytes, the granule of race checks
+UNKNOWN_SWIZZLE = 255
 CHUNK = 16  # bytes, the granule of bulk copies and matrix operands
 
 
@@ -205,6 +206,7 @@ class SharedMemory:
         self.useful_chunks = np.zeros(
             self.size // CHUNK, bool
         )  # written by something else than the fill of a bulk copy
+        self.swizzles = np.full(self.size // CHUNK, UNKNOWN_SWIZZLE, np.uint8)  # of the copy that wrote each chunk
         self.version = 0  # grows with every write
 
     def check(self, low: int, high: int, what: str) -> None:
@@ -235,5 +237,8 @@ class SharedMemory:
     def put(self, index: Any, size: int, values: Any) -> None:
         self.items[size][index] = values
         self.written_rows[size][index] = True
-        self.useful_chunks[index * size // CHUNK] = True
+        for first in range(0, size, CHUNK):
+            chunk = (index * size + first) // CHUNK
+            self.useful_chunks[chunk] = True
+            self.swizzles[chunk] = UNKNOWN_SWIZZLE
         self.version += 1

@@ -8,10 +8,12 @@ from functools import lru_cache
 import numpy as np
 
 from . import matrix, values
+from .errors import DescriptorError
 from .machine import Cta, Strand
 from .matrix import K_STEP, Major, SharedDescriptor
-from .memory import CHUNK, WORD
+from .memory import CHUNK, UNKNOWN_SWIZZLE, WORD
 from .races import Access
+from .tensor_map import Swizzle
 from .values import Value
 
 _WORDS_PER_CHUNK = CHUNK // WORD
@@ -59,12 +61,23 @@ class Operand:
             return found[1]
         chunks = _chunks(*self.key)
         self.cta.cluster.launch.guard(shared.require_written, chunks, CHUNK, "the tensor core's read")
+        self._check_swizzle(shared.swizzles[chunks])
         bits = shared.chunks[chunks].view(np.uint16)
         result = matrix.operand_values(bits if self.major is Major.K else bits.T, dtype, negate)
         if len(cache) > _CACHED_OPERANDS:
             cache.clear()
         cache[key] = (shared.version, result)
         return result
+
+    def _check_swizzle(self, written: np.ndarray) -> None:
+        """The descriptor must undo the swizzle by which a tensor map's copy laid the operand out, if one did."""
+        wrong = (written != self.key[0].swizzle) & (written != UNKNOWN_SWIZZLE)
+        if wrong.any():
+            found = Swizzle(int(written[wrong][0]))
+            raise DescriptorError(
+                f"the descriptor of an operand says swizzle {self.key[0].swizzle.name}; a tensor map with swizzle "
+                f"{found.name} has written it"
+            )
 
     def reader(self, dtype: str, negate: bool) -> Callable[[], np.ndarray]:
         return lambda: self.values(dtype, negate)
