@@ -173,5 +173,21 @@ def test_many_equal_operations_become_one_call():
     np.testing.assert_array_equal(per_thread(body).view(np.float32), expected)
 
 
+def test_reordering_keeps_reads_before_later_writes():
+    """Moves run before what may be batched, but not before the readers of what they overwrite."""
+    body = "cvt.rn.f32.u32 %r5, %r1; add.f32 %r6, %r5, 0f3F800000; add.f32 %r7, %r5, 0f40000000; mov.b32 %r5, 0;"
+    body += "add.f32 %r6, %r6, %r7; add.f32 %r0, %r6, %r5;"
+    np.testing.assert_array_equal(per_thread(body).view(np.float32), 2 * np.arange(32, dtype=np.float32) + 3)
+
+
+def test_reordering_keeps_the_order_of_memory_accesses():
+    """The store waits for a sum; the load behind it must not overtake it."""
+    body = """
+    cvt.rn.f32.u32 %r5, %r1; add.f32 %r6, %r5, 0f3F800000; add.f32 %r7, %r6, 0f3F800000; st.global.b32 [%rd1], %r7;
+    ld.global.b32 %r0, [%rd1];
+    """
+    np.testing.assert_array_equal(per_thread(body).view(np.float32), np.arange(32, dtype=np.float32) + 2)
+
+
 def test_registers_that_were_never_written_hold_nan():
     assert np.isnan(per_thread("mov.b32 %r0, %r77;").view(np.float32)).all()

@@ -190,6 +190,46 @@ def test_a_shifted_start_address_shifts_rows():
     np.testing.assert_array_equal(out, steps)
 
 
+WAITED = "wgmma.wait_group.sync.aligned 0;\n"
+# Every thread clears 64 bytes of A, 1024 bytes into shared memory.
+CLEAR_A = "".join(
+    [
+        "shl.b32 %r45, %r1, 6; add.s32 %r45, %r45, %r20;",
+        *(f"st.shared.b32 [%r45+{1024 + 4 * i}], 0;" for i in range(16)),
+    ]
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_operands_are_read_again_when_they_have_changed(schedule: str):
+    """The same four products once more, after A was cleared: they add nothing."""
+    text = text_of("wgmma")
+    products = text[text.index("wgmma.fence") : text.index(WAITED)]
+    assert "setp.ne.b32 p, 0, 0" in products
+    products = products.replace("setp.ne.b32 p, 0, 0", "setp.ne.b32 p, 1, 0")
+    again = f"{WAITED} bar.sync 0; {CLEAR_A} fence.proxy.async; bar.sync 0; {products} {WAITED}"
+    a, b = operands("wgmma")
+    np.testing.assert_array_equal(broken("wgmma", WAITED, again, schedule=schedule), a @ b.T)
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ("bar.sync 0;", r"without a fence\.proxy\.async in between"),
+        ("fence.proxy.async;", "nothing orders the two"),
+        ("bar.sync 0; fence.proxy.async;", None),
+    ],
+)
+def test_what_one_warp_stores_all_warps_must_know_before_they_multiply(order: str, message: str | None):
+    """Warp 0 stores to A: it takes a fence and a barrier."""
+    store = f"setp.ne.b32 %p5, %r2, 0; @%p5 bra STORED; {CLEAR_A} STORED: {order}\n    wgmma.fence"
+    if message is None:
+        broken("wgmma", "wgmma.fence", store)
+        return
+    with pytest.raises(RaceError, match=message):
+        broken("wgmma", "wgmma.fence", store)
+
+
 def test_warps_of_a_warpgroup_must_agree():
     with pytest.raises(DivergenceError, match="different wgmmas"):
         broken(
