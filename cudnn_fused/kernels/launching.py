@@ -23,7 +23,7 @@ from cudnn_fused.backends import Launch
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
 from cudnn_fused.kernels.pack_c12 import PackC12
-from cudnn_fused.kernels.padded_grid import PaddedGrid, check_pixels
+from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid, check_pixels
 from cudnn_fused.kernels.postops import PostOps
 from cudnn_fused.kernels.rows import Layout, RowFinish
 from cudnn_fused.operands import Operation, Problem
@@ -183,56 +183,82 @@ class Kernels:
             launcher(*arguments, driver.CUstream(stream))
 
     def _conv(self, problem: Problem) -> Launch:
-        extents, device = problem.extents, problem.device
+        extents = problem.extents
         grid = PaddedGrid(extents["N"], extents["T"], extents["H"], extents["W"])
         check_pixels(grid, problem.operation.name)
-        spec = Conv3dSpec(
-            extents["Ci"], row_finish(problem), leading_zero_frames=problem.options.get("leading_zero_frames", 0)
+        finish, zeros = row_finish(problem), problem.options.get("leading_zero_frames", 0)
+        if "scratch" not in problem.present:
+            spec = Conv3dSpec(extents["Ci"], finish, leading_zero_frames=zeros)
+            return self._convolution(problem, spec, grid, CONV_OPERANDS)
+        # No tile is as wide as a row of so many channels: the sums go to memory, and what follows reads them there.
+        raw = Conv3dSpec(extents["Ci"], RowFinish(PostOps(finish.channels)), leading_zero_frames=zeros)
+        into_scratch = ["scratch" if name == "output" else name for name in CONV_OPERANDS]
+        from_scratch = [{"input": "scratch", "input_bias": "bias"}.get(name, name) for name in NORM_OPERANDS]
+        return _in_turn(
+            self._convolution(problem, raw, grid, into_scratch),
+            self._normalization(problem, finish, grid, from_scratch),
         )
-        launcher, numbers = self.convolution(spec, grid, self.machine_of(device))
-        addresses = Addresses(problem.operation, CONV_OPERANDS)
-
-        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
-            self._launch(device, launcher, (*addresses(operands), *numbers), stream)
-
-        return launch
 
     def _norm(self, problem: Problem) -> Launch:
-        extents, device = problem.extents, problem.device
+        extents = problem.extents
         grid = PaddedGrid.around(extents["N"], extents["T"], extents["H"], extents["W"])
         check_pixels(grid, problem.operation.name)
-        machine = self.machine_of(device)
-        launcher = compiled(machine.arch, NormSiluPad, row_finish(problem), addresses=len(NORM_OPERANDS), numbers=1)
-        numbers = (grid.n, grid.t, grid.h, grid.w, machine.multiprocessors)
-        addresses = Addresses(problem.operation, NORM_OPERANDS)
-
-        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
-            self._launch(device, launcher, (*addresses(operands), *numbers), stream)
-
-        return launch
+        return self._normalization(problem, row_finish(problem), grid, NORM_OPERANDS)
 
     def _causal(self, problem: Problem) -> Launch:
-        extents, device, operation = problem.extents, problem.device, problem.operation
+        extents, operation = problem.extents, problem.operation
         grid = PaddedGrid.around(extents["N"], extents["T"], extents["H"], extents["W"])
         check_pixels(grid, operation.name)
-        history, machine = extents["P"], self.machine_of(device)
-        pack = compiled(machine.arch, PackC12, history, addresses=len(PACK_OPERANDS), numbers=1, strides=5)
+        history = extents["P"]
         spec = Conv3dSpec(
             CAUSAL_PIXEL,
             RowFinish(PostOps(problem.channels[-1])),
-            leading_zero_frames=2 - history,
+            leading_zero_frames=HALO - history,
             joins_w_taps=True,
         )
-        convolve, numbers = self.convolution(spec, grid, machine)
-        pack_addresses = Addresses(operation, PACK_OPERANDS)
-        names = ("padded_input", *CONV_OPERANDS[1:])
-        conv_addresses = Addresses(operation, [name if name != "previous" else "" for name in names])
-        extent_numbers = (grid.n, grid.t, grid.h, grid.w)
+        from_packed = ["padded_input" if name == "input" else name for name in CONV_OPERANDS]
+        return _in_turn(self._packing(problem, history, grid), self._convolution(problem, spec, grid, from_packed))
+
+    # One kernel each. `names` are the operands behind the kernel's addresses; a kernel reads only those that its
+    # options speak of.
+
+    def _convolution(self, problem: Problem, spec: Conv3dSpec, grid: PaddedGrid, names: Sequence[str]) -> Launch:
+        launcher, numbers = self.convolution(spec, grid, self.machine_of(problem.device))
+        addresses = Addresses(problem.operation, names)
+
+        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+            self._launch(problem.device, launcher, (*addresses(operands), *numbers), stream)
+
+        return launch
+
+    def _normalization(self, problem: Problem, finish: RowFinish, grid: PaddedGrid, names: Sequence[str]) -> Launch:
+        machine = self.machine_of(problem.device)
+        launcher = compiled(machine.arch, NormSiluPad, finish, addresses=len(NORM_OPERANDS), numbers=1)
+        numbers = (grid.n, grid.t, grid.h, grid.w, machine.multiprocessors)
+        addresses = Addresses(problem.operation, names)
+
+        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+            self._launch(problem.device, launcher, (*addresses(operands), *numbers), stream)
+
+        return launch
+
+    def _packing(self, problem: Problem, history: int, grid: PaddedGrid) -> Launch:
+        machine = self.machine_of(problem.device)
+        launcher = compiled(machine.arch, PackC12, history, addresses=len(PACK_OPERANDS), numbers=1, strides=5)
+        extents = (grid.n, grid.t, grid.h, grid.w)
+        addresses = Addresses(problem.operation, PACK_OPERANDS)
 
         def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
             strides = operands[0].stride()  # type: ignore[union-attr]
-            packing = (*pack_addresses(operands), *extent_numbers, *strides, machine.multiprocessors)
-            self._launch(device, pack, packing, stream)
-            self._launch(device, convolve, (*conv_addresses(operands), *numbers), stream)
+            arguments = (*addresses(operands), *extents, *strides, machine.multiprocessors)
+            self._launch(problem.device, launcher, arguments, stream)
 
         return launch
+
+
+def _in_turn(*launches: Launch) -> Launch:
+    def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+        for one in launches:
+            one(operands, stream)
+
+    return launch

@@ -29,6 +29,7 @@ def kernels(multiprocessors: int = 2) -> Sm90Kernels:
         (Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, (160, 160), history=1, caller_history=True), RANDOM),
         (Case("conv3d_bias_residual_pad", 1, 1, 3, 5, **ALL), LATE),
         (Case("causal_conv3d_with_cache", 1, 2, 3, 5, (12, 160), history=1), LATE),
+        (Case("conv3d_rmsnorm_silu_pad", 1, 1, 1, 3, (320, 640), skip=Skip.BIASED, history=1), EARLY),
         (Case("rmsnorm_silu_pad", 1, 2, 3, 5, (640,), skip=Skip.BIASED, history=1, input_bias=True), LATE),
     ],
     ids=lambda value: value.variant if isinstance(value, Case) else value,
