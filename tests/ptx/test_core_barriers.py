@@ -193,6 +193,18 @@ def test_named_barriers():
     np.testing.assert_array_equal(out[32:64], 2 * LANES + 64)
 
 
+def test_aligned_barriers_need_the_whole_warp():
+    """Two halves of a warp at two barrier instructions: allowed without .aligned, which bar.sync implies."""
+    body = """
+    mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 16; @%p1 bra LOW; barrier.sync 1, 32; bra END;
+    LOW: barrier.sync 1, 32; END:
+    """
+    run(kernel(body), [0])
+    for aligned in ("bar.sync", "barrier.sync.aligned"):
+        with pytest.raises(Deadlock, match="have not reached this instruction"):
+            run(kernel(body.replace("barrier.sync", aligned)), [0])
+
+
 def test_a_missing_named_barrier_is_a_race():
     body = (
         PER_THREAD

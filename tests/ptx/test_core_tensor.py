@@ -86,6 +86,7 @@ def test_counts(form: str):
     products = sum(number for name, number in counts.opcodes.items() if name.startswith(("wgmma.mma", "tcgen05.mma")))
     assert products == (4 * 4 if form == "wgmma" else 4)
     assert counts.instructions["tensor"] >= products
+    assert f"{counts.macs_issued:,}" in str(counts)
 
 
 def test_rows_of_fill_are_issued_but_not_useful():
