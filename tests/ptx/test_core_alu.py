@@ -184,9 +184,9 @@ def test_reordering_keeps_the_order_of_memory_accesses():
     """The store waits for a sum; the load behind it must not overtake it."""
     body = """
     cvt.rn.f32.u32 %r5, %r1; add.f32 %r6, %r5, 0f3F800000; add.f32 %r7, %r6, 0f3F800000; st.global.b32 [%rd1], %r7;
-    ld.global.b32 %r0, [%rd1];
+    ld.global.b32 %r8, [%rd1]; add.f32 %r0, %r8, 0f3F800000;
     """
-    np.testing.assert_array_equal(per_thread(body).view(np.float32), np.arange(32, dtype=np.float32) + 2)
+    np.testing.assert_array_equal(per_thread(body).view(np.float32), np.arange(32, dtype=np.float32) + 3)
 
 
 def test_registers_that_were_never_written_hold_nan():
