@@ -23,11 +23,10 @@ import torch
 
 from cudnn_fused import targets, verdicts
 from cudnn_fused.backends import Backend, kernels_for
-from cudnn_fused.operands import Sample, validate
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.targets import SM100, Target
 from cudnn_fused.testing.agreement import against_reference
-from cudnn_fused.testing.cases import Case, Operands, Skip, make_inputs, make_outputs
+from cudnn_fused.testing.cases import Case, Operands, Skip, make_inputs, make_outputs, make_problem
 
 PACKAGES = ("torch", targets.DSL_PACKAGE, "apache-tvm-ffi", "cuda-python")
 ISSUES = "the project's issue tracker"
@@ -86,7 +85,7 @@ def examine(case: Case, way: str, kernels: Backend, device: torch.device, runnin
 
 def _launch(case: Case, kernels: Backend, operands: Operands, running: Running) -> None:
     tensors = [operands.get(operand.name) for operand in case.operation.operands]
-    problem = validate(case.operation, [Sample.of(tensor) for tensor in tensors], case.options)
+    problem = make_problem(case, operands)
     stream = 0
     if problem.device.type == "cuda":
         stream = torch.cuda.current_stream(problem.device).cuda_stream
@@ -205,8 +204,7 @@ def _compile_one(arch: str) -> None:
 
     case = CASES[0]
     operands = {**make_inputs(case, "cpu", integers=True), **make_outputs(case, "cpu")}
-    samples = [Sample.of(operands.get(operand.name)) for operand in case.operation.operands]
-    Sm100Kernels(Machine(arch, 1)).compile(validate(case.operation, samples, case.options))
+    Sm100Kernels(Machine(arch, 1)).compile(make_problem(case, operands))
 
 
 def main() -> int:

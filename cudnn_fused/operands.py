@@ -66,9 +66,10 @@ class Operand:
     """One tensor of an operation. All are BF16.
 
     ``requires`` names an operand without which this one is refused; ``required_by`` names one that makes this one
-    mandatory. ``alignment`` is that of the data pointer in bytes. A ``strided`` operand may have any strides, all
-    others are contiguous (the stride of an axis of extent 1 is free). An ``extension`` goes beyond the API that the
-    ``Sm100`` names mirror, which therefore do not have it.
+    mandatory. Where ``only_for`` lists channels, the operand has to be there with those and must not be with others.
+    ``alignment`` is that of the data pointer in bytes. A ``strided`` operand may have any strides, all others are
+    contiguous (the stride of an axis of extent 1 is free). An ``extension`` goes beyond the API that the ``Sm100``
+    names mirror, which therefore do not have it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Operand:
     strided: bool = False
     requires: str | None = None
     required_by: str | None = None
+    only_for: tuple[tuple[int, ...], ...] = ()
     extension: bool = False
     hint: str = ""
     meaning: str = ""
@@ -110,7 +112,8 @@ class Operation:
     """An operation: ``operands`` in the order in which ``execute`` takes them.
 
     ``returns`` names the outputs in the order in which a caller gets them back. ``channel_symbols`` are the extents
-    that ``channels`` lists the supported combinations of. ``minimum`` is the smallest T, H and W of the input.
+    that ``channels`` lists the supported combinations of; the mirrored API lacks ``extension_channels``. ``minimum`` is
+    the smallest T, H and W of the input.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Operation:
     channels: tuple[tuple[int, ...], ...]
     minimum: int
     options: tuple[Option, ...] = ()
+    extension_channels: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def inputs(self) -> tuple[Operand, ...]:
@@ -131,12 +135,17 @@ class Operation:
         """Outputs and scratch."""
         return tuple(operand for operand in self.operands if operand.written)
 
-    def written_for(self, given: Collection[str], wanted: Collection[str] = ()) -> frozenset[str]:
+    def written_for(
+        self, given: Collection[str], wanted: Collection[str] = (), channels: tuple[int, ...] = ()
+    ) -> frozenset[str]:
         """Names of the outputs and scratch that go with the ``given`` inputs, and the optional ones ``wanted``."""
         return frozenset(
             operand.name
             for operand in self.written
-            if not operand.optional or operand.name in wanted or operand.required_by in given
+            if not operand.optional
+            or operand.name in wanted
+            or operand.required_by in given
+            or channels in operand.only_for
         )
 
     @cached_property
@@ -254,12 +263,18 @@ def validate(
     operation: Operation,
     samples: Sequence[Sample | None],
     options: Mapping[str, int],
-    allocated: frozenset[str] | None = None,
+    channels: Collection[tuple[int, ...]],
+    wanted: frozenset[str] | None = None,
 ) -> Problem:
     """Check the operands of ``operation`` against its declaration.
 
-    ``samples`` are in table order. Where the caller brings no outputs, ``allocated`` names those that will be made
-    for it, and their samples are None.
+    Args:
+        operation: the declaration.
+        samples: the operands in table order, absent ones None.
+        options: the value of every option, by name.
+        channels: the supported combinations.
+        wanted: None if the caller brings what is written. Otherwise that will be made for it, and these are the
+            optional outputs it asks for.
 
     Raises TypeError for what is not a BF16 tensor, ValueError for everything else that does not fit.
     """
@@ -268,17 +283,22 @@ def validate(
     given = {
         operand.name: sample for operand, sample in zip(operation.operands, samples, strict=True) if sample is not None
     }
-    present = frozenset(given) | (allocated or frozenset())
-    _check_presence(operation, present)
+    _check_presence(
+        operation, frozenset(given) | (operation.written_for(given, wanted) if wanted is not None else set())
+    )
     for operand in operation.operands:
         if operand.name in given:
             _check_tensor(operation, operand, given[operand.name])
     extents = bind_extents(operation, given, options)
-    _check_extents(operation, extents)
+    _check_extents(operation, extents, channels)
     _check_history(operation, given, extents, options)
+    actual = tuple(extents[symbol] for symbol in operation.channel_symbols)
+    if wanted is None:
+        _check_presence_for(operation, given, actual)
     for operand in operation.operands:
         if operand.name in given:
             _check_placement(operation, operand, given, operand.shape.evaluate(extents))
+    present = frozenset(given) | (operation.written_for(given, wanted, actual) if wanted is not None else set())
     return Problem(operation, extents, present, dict(options), given[operation.operands[0].name].device)
 
 
@@ -291,6 +311,22 @@ def _check_presence(operation: Operation, present: frozenset[str]) -> None:
             raise ValueError(f"{operation.name}: {operand.required_by} needs {operand.name}, which was not given")
         elif not operand.optional:
             raise TypeError(f"{operation.name}: {operand.name} must be a torch.Tensor, got None")
+
+
+def _check_presence_for(operation: Operation, given: Collection[str], channels: tuple[int, ...]) -> None:
+    """The operands that some channels need."""
+    for operand in operation.operands:
+        if operand.only_for and (operand.name in given) != (channels in operand.only_for):
+            fault = "was given" if operand.name in given else "is missing"
+            raise ValueError(
+                f"{operation.name}: {operand.name} {fault} with channels {arrows(channels)}; it belongs to "
+                f"{', '.join(map(arrows, operand.only_for))}"
+            )
+
+
+def arrows(channels: tuple[int, ...]) -> str:
+    """A combination of channels as it is written: 160->320."""
+    return "->".join(map(str, channels))
 
 
 def _check_tensor(operation: Operation, operand: Operand, sample: Sample) -> None:
@@ -328,16 +364,16 @@ def bind_extents(operation: Operation, given: Mapping[str, Any], options: Mappin
     return extents
 
 
-def _check_extents(operation: Operation, extents: Mapping[str, int]) -> None:
+def _check_extents(operation: Operation, extents: Mapping[str, int], supported: Collection[tuple[int, ...]]) -> None:
     for symbol, extent in extents.items():
         least = operation.minimum if symbol in "THW" else 0 if symbol == "P" else 1
         if extent < least:
             raise ValueError(f"{operation.name}: input extent {symbol} must be at least {least}, got {extent}")
     channels = tuple(extents[symbol] for symbol in operation.channel_symbols)
-    if channels not in operation.channels:
-        supported = ", ".join("->".join(map(str, entry)) for entry in operation.channels)
+    if channels not in supported:
         raise ValueError(
-            f"{operation.name}: channels {'->'.join(map(str, channels))} are not supported; supported are {supported}"
+            f"{operation.name}: channels {arrows(channels)} are not supported; supported are "
+            f"{', '.join(map(arrows, supported))}"
         )
 
 

@@ -162,6 +162,12 @@ class Plan:
         self._executable: Executable | None = None
         self._lock = threading.Lock()
 
+    @classmethod
+    def supported_channels(cls) -> tuple[tuple[int, ...], ...]:
+        """The combinations of channels that the class takes, in the order of its operation's ``channel_symbols``."""
+        extensions = cls.operation.extension_channels if cls.target is SM100 else ()
+        return tuple(channels for channels in cls.operation.channels if channels not in extensions)
+
     def check_support(self) -> bool:
         """Check the samples and the device. Returns True.
 
@@ -181,7 +187,7 @@ class Plan:
                 self._executable = Executable(*self._problem_and_backend())
 
     def _problem_and_backend(self) -> tuple[Problem, Backend]:
-        problem = validate(self.operation, self._samples, self._options)
+        problem = validate(self.operation, self._samples, self._options, self.supported_channels())
         return problem, select_backend(self.operation, self.target, problem.device)
 
     def _execute(self, operands: tuple[Tensor | None, ...], current_stream: object) -> Any:
@@ -235,7 +241,8 @@ def _build(
         operation,
         [Sample.of(given.get(operand.name)) for operand in operation.operands],
         dict(zip((option.name for option in operation.options), options, strict=True)),
-        operation.written_for(given, wanted),
+        plan_class.supported_channels(),
+        wanted,
     )
     check_call(operation, operation.inputs, inputs)  # before anything is compiled for a call that cannot run
     return Executable(problem, select_backend(operation, plan_class.target, problem.device))

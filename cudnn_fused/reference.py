@@ -7,7 +7,7 @@ a clip was cut into chunks. The sum of squares of a norm runs in FP32 over the c
 of PyTorch's reduction on that device.
 
 The functions take the operands of their operation in the order of its table and fill the outputs in place. They check
-nothing: :mod:`cudnn_fused.plan` has done so.
+nothing: :mod:`cudnn_fused.plan` has done so. They need no ``scratch``.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ def conv3d_rmsnorm_silu(
     residual: Tensor | None,
     residual_bias: Tensor | None,
     residual_output: Tensor | None,
+    scratch: Tensor | None,
     *,
     leading_zero_frames: int = 0,
 ) -> None:
@@ -164,6 +165,7 @@ def conv3d_rmsnorm_silu_pad(
     residual_bias: Tensor | None,
     residual_output: Tensor | None,
     previous: Tensor | None,
+    scratch: Tensor | None,
     *,
     history_frames: int = 0,
     leading_zero_frames: int = 0,

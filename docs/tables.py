@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from cudnn_fused.operands import Operand, Operation
+from cudnn_fused.operands import Operand, Operation, arrows
 from cudnn_fused.ops import OPERATIONS
 
 PAGE = Path(__file__).with_name("api.md")
@@ -21,6 +21,8 @@ def presence(operand: Operand) -> str:
     """When an operand is there, in words."""
     if not operand.optional:
         return "always"
+    if operand.only_for:
+        return f"with channels {', '.join(map(arrows, operand.only_for))}, to a class"
     if operand.required_by and operand.requires:
         return f"with `{operand.requires}`"
     if operand.required_by:
@@ -41,13 +43,15 @@ def operand_row(operand: Operand) -> str:
 
 def section(operation: Operation) -> str:
     """The part of the page about one operation."""
-    channels = ", ".join("->".join(map(str, entry)) for entry in operation.channels)
+    channels = ", ".join(map(arrows, operation.channels))
+    if operation.extension_channels:
+        channels += f" (the `Sm100` names without {', '.join(map(arrows, operation.extension_channels))})"
     lines = [
         f"### `{operation.name}`",
         "",
         operation.summary,
         "",
-        f"Channels {'->'.join(operation.channel_symbols)}: {channels}. T, H and W of `input` at least "
+        f"Channels {arrows(operation.channel_symbols)}: {channels}. T, H and W of `input` at least "
         f"{operation.minimum}. Returns {', '.join(f'`{name}`' for name in operation.returns)}.",
         "",
         "| operand | role | shape | layout | present | meaning |",

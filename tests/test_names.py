@@ -13,7 +13,7 @@ import pytest
 import cudnn_fused
 from cudnn_fused.plan import Plan
 from cudnn_fused.targets import SM90, SM100
-from tests.cases import BY_NAME, CLASSES, OPERATION_NAMES
+from tests.cases import BY_NAME, CLASSES, OPERATION_NAMES, inputs_only, make_operands
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,8 +39,8 @@ FUNCTIONS = {
 }
 EXTENSIONS = {
     "conv3d_raw": {"leading_zero_frames"},
-    "conv3d_rmsnorm_silu": {"leading_zero_frames"},
-    "conv3d_rmsnorm_silu_pad": {"leading_zero_frames", "previous"},
+    "conv3d_rmsnorm_silu": {"leading_zero_frames", "scratch"},
+    "conv3d_rmsnorm_silu_pad": {"leading_zero_frames", "previous", "scratch"},
     "conv3d_bias_residual_pad": {"leading_zero_frames"},
     "causal_conv3d_with_cache": set(),
     "rmsnorm_silu_pad": set(),
@@ -74,7 +74,7 @@ def test_signatures(operation_name: str) -> None:
     for plan_class, function, mirrored in names_of(operation_name):
         extra = set() if mirrored else EXTENSIONS[operation_name]
         skip = extra | {f"sample_{name}" for name in extra}
-        assert extra <= set(inspect.signature(function).parameters)  # type: ignore[arg-type]
+        assert extra - {"scratch"} <= set(inspect.signature(function).parameters)  # type: ignore[arg-type]
         assert spelled(plan_class, skip) == CONSTRUCTORS[operation_name]
         assert spelled(function, skip) == FUNCTIONS[operation_name]
         executed = " ".join(
@@ -90,7 +90,18 @@ def test_mirrored_names_refuse_the_extensions(operation_name: str) -> None:
         with pytest.raises(TypeError, match=name):
             function(**{name: 0})  # type: ignore[operator]
         with pytest.raises(TypeError, match=name):
-            plan_class(**{("sample_" if name == "previous" else "") + name: 0})
+            plan_class(**{("" if name == "leading_zero_frames" else "sample_") + name: 0})
+
+
+def test_mirrored_names_lack_the_wide_norms() -> None:
+    for operation_name in ("conv3d_rmsnorm_silu", "conv3d_rmsnorm_silu_pad"):
+        plan_class, function, _ = names_of(operation_name)[2]
+        assert plan_class.supported_channels() == ((160, 160), (160, 320), (320, 320))
+        operands = inputs_only(
+            BY_NAME[operation_name], make_operands(BY_NAME[operation_name], optional=False, Ci=320, Co=640)
+        )
+        with pytest.raises(ValueError, match="channels 320->640 are not supported; supported are 160->160"):
+            function(**operands)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("operation_name", OPERATION_NAMES)

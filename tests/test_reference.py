@@ -434,7 +434,7 @@ def test_batch_of_an_uneven_shape() -> None:
 @pytest.mark.parametrize(("operation_name", "name"), WRITTEN)
 def test_what_memory_held_before_does_not_matter(operation_name: str, name: str) -> None:
     operation = BY_NAME[operation_name]
-    operands = make_operands(operation)
+    operands = make_operands(operation, having=name)
     plan = compiled_plan(operation, operands)
     plan.execute(**operands)
     written = {operand.name: operands[operand.name].clone() for operand in operation.written}

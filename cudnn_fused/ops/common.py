@@ -7,7 +7,9 @@ from cudnn_fused.operands import HISTORY_FRAMES, Operand, Option, Role, Shape
 VALID_CONV_MINIMUM = 3  # a 3x3x3 window without padding
 
 NORM_PAIRS = ((160, 160), (160, 320), (320, 320))
-CONV_PAIRS = (*NORM_PAIRS, (320, 640), (640, 640))
+# A row of 640 channels is more than one CTA's accumulators hold: a norm behind these runs as a second kernel.
+WIDE_PAIRS = ((320, 640), (640, 640))
+CONV_PAIRS = (*NORM_PAIRS, *WIDE_PAIRS)
 
 CONV_INPUT = Operand("input", Shape("N, T, H, W, Ci"), meaning="activations with their padding, NTHWC")
 PACKED_WEIGHT = Operand(
@@ -33,6 +35,16 @@ CONV_RESIDUAL_OUTPUT = Operand(
     requires="residual",
     required_by="residual",
     meaning="the sum before the normalization",
+)
+
+SCRATCH = Operand(
+    "scratch",
+    _CONV_OUTPUT,
+    Role.SCRATCH,
+    optional=True,
+    only_for=WIDE_PAIRS,
+    extension=True,
+    meaning="the bare convolution; its contents afterwards are not part of the contract",
 )
 
 HISTORY = Option(

@@ -23,17 +23,22 @@ CONV3D_RMSNORM_SILU = Operation(
         replace(common.CONV_RESIDUAL, optional=True),
         common.RESIDUAL_BIAS,
         common.CONV_RESIDUAL_OUTPUT,
+        common.SCRATCH,
     ),
     returns=("output", "residual_output"),
     channel_symbols=("Ci", "Co"),
-    channels=common.NORM_PAIRS,
+    channels=common.CONV_PAIRS,
+    extension_channels=common.WIDE_PAIRS,
     minimum=common.VALID_CONV_MINIMUM,
     options=(common.LEADING_ZEROS,),
 )
 
 
 class Conv3dRmsNormSilu(plan.Plan):
-    """Convolution and post-operations on preallocated tensors; operands as in :func:`conv3d_rmsnorm_silu`."""
+    """Convolution and post-operations on preallocated tensors; operands as in :func:`conv3d_rmsnorm_silu`.
+
+    With 640 output channels ``scratch``, BF16 ``[N, T-2, H-2, W-2, Co]``, is needed too.
+    """
 
     operation = CONV3D_RMSNORM_SILU
 
@@ -48,6 +53,7 @@ class Conv3dRmsNormSilu(plan.Plan):
         sample_residual_bias: torch.Tensor | None = None,
         sample_residual_output: torch.Tensor | None = None,
         *,
+        sample_scratch: torch.Tensor | None = None,
         leading_zero_frames: int = 0,
     ) -> None:
         super().__init__(
@@ -60,6 +66,7 @@ class Conv3dRmsNormSilu(plan.Plan):
                 sample_residual,
                 sample_residual_bias,
                 sample_residual_output,
+                sample_scratch,
             ),
             leading_zero_frames=leading_zero_frames,
         )
@@ -75,10 +82,13 @@ class Conv3dRmsNormSilu(plan.Plan):
         residual_bias: torch.Tensor | None = None,
         residual_output: torch.Tensor | None = None,
         current_stream: object = None,
+        *,
+        scratch: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Fill and return ``(output, residual_output)``."""
         return self._execute(
-            (input, packed_weight, bias, gamma, output, residual, residual_bias, residual_output), current_stream
+            (input, packed_weight, bias, gamma, output, residual, residual_bias, residual_output, scratch),
+            current_stream,
         )
 
     @classmethod

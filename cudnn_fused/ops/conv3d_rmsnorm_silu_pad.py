@@ -41,10 +41,12 @@ CONV3D_RMSNORM_SILU_PAD = Operation(
             extension=True,
             meaning="the cache of the previous chunk, one or two activated frames; copied into both outputs",
         ),
+        common.SCRATCH,
     ),
     returns=("padded_output", "cache_output", "residual_output"),
     channel_symbols=("Ci", "Co"),
-    channels=common.NORM_PAIRS,
+    channels=common.CONV_PAIRS,
+    extension_channels=common.WIDE_PAIRS,
     minimum=common.VALID_CONV_MINIMUM,
     options=(common.HISTORY, common.LEADING_ZEROS),
 )
@@ -55,6 +57,7 @@ class Conv3dRmsNormSiluPad(plan.Plan):
 
     With ``history_frames`` the caller fills the history: the interiors of that many leading planes of
     ``padded_output``, and the older frames of ``cache_output``, are left untouched. With ``previous`` they are written.
+    With 640 output channels ``scratch``, BF16 ``[N, T-2, H-2, W-2, Co]``, is needed too.
     """
 
     operation = CONV3D_RMSNORM_SILU_PAD
@@ -73,6 +76,7 @@ class Conv3dRmsNormSiluPad(plan.Plan):
         sample_residual_output: torch.Tensor | None = None,
         *,
         sample_previous: torch.Tensor | None = None,
+        sample_scratch: torch.Tensor | None = None,
         leading_zero_frames: int = 0,
     ) -> None:
         super().__init__(
@@ -87,6 +91,7 @@ class Conv3dRmsNormSiluPad(plan.Plan):
                 sample_residual_bias,
                 sample_residual_output,
                 sample_previous,
+                sample_scratch,
             ),
             history_frames=history_frames,
             leading_zero_frames=leading_zero_frames,
@@ -106,6 +111,7 @@ class Conv3dRmsNormSiluPad(plan.Plan):
         current_stream: object = None,
         *,
         previous: torch.Tensor | None = None,
+        scratch: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Fill and return ``(padded_output, cache_output, residual_output)``."""
         return self._execute(
@@ -120,6 +126,7 @@ class Conv3dRmsNormSiluPad(plan.Plan):
                 residual_bias,
                 residual_output,
                 previous,
+                scratch,
             ),
             current_stream,
         )

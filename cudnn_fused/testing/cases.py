@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 
 from cudnn_fused import pack_causal_conv3d_weight, pack_conv3d_weight, reference
-from cudnn_fused.operands import BF16, Operation
+from cudnn_fused.operands import BF16, Operation, Problem, Sample, validate
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.plan import PLAN_CLASSES, Plan
 
@@ -96,7 +96,8 @@ class Case:
             "input_bias": self.input_bias,
         }
         given = {op.name for op in self.operation.inputs if not op.optional or wanted[op.name]}
-        return self.operation.written_for(given, {"residual_output"} if self.save_input else ()) | given
+        saved = {"residual_output"} if self.save_input else set()
+        return self.operation.written_for(given, saved, self.channels) | given
 
     @property
     def activated_outputs(self) -> frozenset[str]:
@@ -220,6 +221,12 @@ def make_plan(case: Case, operands: Mapping[str, torch.Tensor]) -> Plan:
     plan = case.plan_class(**{f"sample_{name}": tensor for name, tensor in operands.items()}, **case.options)  # type: ignore[call-arg]
     plan.compile()
     return plan
+
+
+def make_problem(case: Case, operands: Mapping[str, torch.Tensor]) -> Problem:
+    """What a backend compiles for the operands."""
+    samples = [Sample.of(operands.get(operand.name)) for operand in case.operation.operands]
+    return validate(case.operation, samples, case.options, case.plan_class.supported_channels())
 
 
 def run_reference(case: Case, operands: Mapping[str, torch.Tensor]) -> None:

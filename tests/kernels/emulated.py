@@ -15,9 +15,8 @@ from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.launching import Kernels, Machine
 from cudnn_fused.kernels.sm100 import Sm100Kernels
 from cudnn_fused.kernels.tiling_sm100 import TileConfig
-from cudnn_fused.operands import Sample, validate
 from cudnn_fused.testing.agreement import against_reference
-from cudnn_fused.testing.cases import Case, Skip
+from cudnn_fused.testing.cases import Case, Skip, make_problem
 from cudnn_fused.testing.ptx import Emulation, EmulatorError, emulate
 from tests.gpu.harness import Prepared, prepare
 
@@ -65,10 +64,10 @@ def run(
     """Execute a case. Frames of the input that are said to be zero hold NaN meanwhile: they must not be read."""
     prepared = prepare(case, CPU, integers=integers, seed=seed)
     tensors = [prepared.operands.get(operand.name) for operand in case.operation.operands]
-    problem = validate(case.operation, [Sample.of(tensor) for tensor in tensors], case.options)
+    problem = make_problem(case, prepared.operands)
     zeros = prepared.operands["input"][:, : case.leading_zero_frames]
     memory = [tensor for tensor in tensors if tensor is not None]
-    with emulate(memory=memory, schedule=schedule, seed=seed, edit_ptx=edit_ptx) as emulation:
+    with emulate(memory=memory, schedule=schedule, seed=seed, edit_ptx=edit_ptx, tensor_fences=True) as emulation:
         launch = kernels.compile(problem)
         zeros.fill_(torch.nan)
         launch(tensors, 0)
