@@ -242,7 +242,33 @@ class SharedShadow(Shadow):
 
 
 class TensorShadow(Shadow):
-    """Tensor memory, indexed [lane, column]."""
+    """Tensor memory, indexed [lane, column].
+
+    A chain of products writes one accumulator again and again. `chain` holds what one agent has written since anybody
+    else came; writing that again within the same group finds and changes nothing.
+    """
 
     def __init__(self, agents: Agents):
         super().__init__(agents, (tensor_memory.LANES, tensor_memory.COLUMNS))
+        self.chain: set[tuple[int, ...]] = set()
+
+    def write(self, index: tuple[Any, Any], access: Access) -> Conflict | None:
+        lanes, columns = index
+        if not isinstance(lanes, slice) or not isinstance(columns, slice):
+            self.chain.clear()
+            return super().write(index, access)
+        link = (access.agent, access.clock, lanes.start, lanes.stop, columns.start, columns.stop)
+        if link in self.chain:
+            return None
+        if any(other[0] != access.agent for other in self.chain):
+            self.chain.clear()
+        self.chain.add(link)
+        return super().write(index, access)
+
+    def read(self, index: tuple[Any, Any], access: Access) -> Conflict | None:
+        self.chain.clear()
+        return super().read(index, access)
+
+    def forget(self, index: tuple[Any, Any]) -> None:
+        self.chain.clear()
+        super().forget(index)

@@ -22,7 +22,7 @@ from .memory import WORD
 from .memory_ops import store
 from .parser import Address, Instruction, Vector
 from .races import ORDERED, Access, Pipe
-from .tensor_operands import Operand, decode_descriptor, mac_counter, uniform_operand
+from .tensor_operands import Operand, mac_counter, uniform_operand
 from .translate import CTA_SHIFT, PENDING, Blocking, Effect, Modifiers, Translator, aligned, emits, tuple_source
 from .values import FULL_MASK, LANES, Value
 
@@ -66,10 +66,10 @@ def tensor_mma(
     description = _instruction_descriptor(values.lane_value(instruction, lane), cta_group)
     ctas = _pair(strand, cta_group)
     rows, columns = description.m // cta_group, description.n // cta_group
-    right = [Operand(cta, decode_descriptor(descriptor_b, True), description.b_major, columns) for cta in ctas]
+    right = [Operand(cta, descriptor_b, True, description.b_major, columns) for cta in ctas]
     left = []
     if not a_in_tensor:
-        left = [Operand(cta, decode_descriptor(descriptor_a, True), description.a_major, rows) for cta in ctas]
+        left = [Operand(cta, descriptor_a, True, description.a_major, rows) for cta in ctas]
     placement = tensor_memory.accumulator_placement(description.m, description.n, cta_group)
     regions = [region for region, _ in placement.regions(address)]
     for cta in ctas:

@@ -28,23 +28,23 @@ def decode_descriptor(bits: int, blackwell: bool) -> SharedDescriptor:
 
 
 @lru_cache(maxsize=8192)
-def _chunks(descriptor: SharedDescriptor, major: Major, rows: int, shared_bytes: int) -> np.ndarray:
+def _chunks(bits: int, blackwell: bool, major: Major, rows: int, shared_bytes: int) -> np.ndarray:
     """The chunks of an operand: [rows, 2] if K-major, [16, rows / 8] if MN-major."""
-    return matrix.operand_chunks(descriptor, major, rows, shared_bytes=shared_bytes)
+    return matrix.operand_chunks(decode_descriptor(bits, blackwell), major, rows, shared_bytes=shared_bytes)
 
 
 @lru_cache(maxsize=8192)
-def _chunk_words(descriptor: SharedDescriptor, major: Major, rows: int, shared_bytes: int) -> np.ndarray:
-    chunks = _chunks(descriptor, major, rows, shared_bytes)
+def _chunk_words(bits: int, blackwell: bool, major: Major, rows: int, shared_bytes: int) -> np.ndarray:
+    chunks = _chunks(bits, blackwell, major, rows, shared_bytes)
     return (chunks.reshape(-1, 1) * _WORDS_PER_CHUNK + _CHUNK_WORDS).reshape(-1)
 
 
 class Operand:
     """K = 16 columns of a matrix in the shared memory of one CTA."""
 
-    def __init__(self, cta: Cta, descriptor: SharedDescriptor, major: Major, rows: int):
+    def __init__(self, cta: Cta, descriptor: int, blackwell: bool, major: Major, rows: int):
         self.cta, self.major, self.rows = cta, major, rows
-        self.key = (descriptor, major, rows, cta.shared.size)
+        self.key = (descriptor, blackwell, major, rows, cta.shared.size)
 
     def check_race(self, strand: Strand, access: Access | None) -> None:
         if access is not None:
@@ -71,12 +71,15 @@ class Operand:
 
     def _check_swizzle(self, written: np.ndarray) -> None:
         """The descriptor must undo the swizzle by which a tensor map's copy laid the operand out, if one did."""
-        wrong = (written != self.key[0].swizzle) & (written != UNKNOWN_SWIZZLE)
+        swizzle = decode_descriptor(*self.key[:2]).swizzle
+        if (written == swizzle).all():
+            return
+        wrong = (written != swizzle) & (written != UNKNOWN_SWIZZLE)
         if wrong.any():
             found = Swizzle(int(written[wrong][0]))
             raise DescriptorError(
-                f"the descriptor of an operand says swizzle {self.key[0].swizzle.name}; a tensor map with swizzle "
-                f"{found.name} has written it"
+                f"the descriptor of an operand says swizzle {swizzle.name}; a tensor map with swizzle {found.name} "
+                "has written it"
             )
 
     def reader(self, dtype: str, negate: bool) -> Callable[[], np.ndarray]:

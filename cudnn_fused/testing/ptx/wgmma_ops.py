@@ -20,7 +20,7 @@ from .machine import Strand, Wait
 from .matrix import Major
 from .parser import Instruction, Vector
 from .races import ORDERED, Pipe
-from .tensor_operands import Operand, decode_descriptor, mac_counter, uniform_operand
+from .tensor_operands import Operand, mac_counter, uniform_operand
 from .translate import PENDING, Blocking, Effect, Modifiers, Translator, aligned, emits, tuple_source
 from .values import FULL_MASK, LANES, PENDING_BITS, Value
 
@@ -144,8 +144,8 @@ def _submit(strand: Strand, group: Warpgroup, product: Product) -> None:
     """All warps have issued the product: checks it and queues it."""
     warp, form = strand.warp, product.form
     cta, launch = warp.cta, warp.launch
-    operand_a = None if form.a is None else Operand(cta, decode_descriptor(form.a, False), form.majors[0], ROWS)
-    operand_b = Operand(cta, decode_descriptor(form.b, False), form.majors[1], form.n)
+    operand_a = None if form.a is None else Operand(cta, form.a, False, form.majors[0], ROWS)
+    operand_b = Operand(cta, form.b, False, form.majors[1], form.n)
     if launch.races:
         leader = cta.warps[warp.index // WARPS * WARPS]
         access = strand.pipe_access(Pipe.MMA, warp.issued[Pipe.MMA] + 1, asynchronous=True)
