@@ -136,6 +136,48 @@ def test_block_and_grid_indices():
     np.testing.assert_array_equal(out, 400 + np.repeat([0, 1, 10, 11], 64))
 
 
+SPECIAL = [
+    "laneid",
+    "warpid",
+    "nwarpid",
+    "smid",
+    "nsmid",
+    "gridid",
+    "clock",
+    "clock_hi",
+    "globaltimer_lo",
+    "globaltimer_hi",
+    "cluster_ctarank",
+    "cluster_nctarank",
+    "is_explicit_cluster",
+    "lanemask_eq",
+    "lanemask_le",
+    "lanemask_lt",
+    "lanemask_ge",
+    "lanemask_gt",
+    "dynamic_smem_size",
+    "total_smem_size",
+] + [
+    f"{name}.{axis}"
+    for name in ("tid", "ntid", "ctaid", "nctaid", "cluster_ctaid", "cluster_nctaid", "clusterid", "nclusterid")
+    for axis in "xyz"
+]
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_every_special_register_can_be_read(name: str):
+    per_thread(
+        f"setp.ne.b32 %p1, 0, 0; mov.b32 %r0, %{name};"
+        if name != "is_explicit_cluster"
+        else f"mov.pred %p1, %{name}; selp.b32 %r0, 1, 0, %p1;"
+    )
+
+
+def test_clocks_only_grow():
+    body = "mov.u64 %rd5, %clock64; mov.u64 %rd6, %globaltimer; setp.gt.u64 %p1, %rd6, %rd5; selp.b32 %r0, 1, 0, %p1;"
+    assert per_thread(body).all()
+
+
 def test_three_dimensional_blocks():
     body = """
     ld.param.b64 %rd0, [out]; mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %tid.z;

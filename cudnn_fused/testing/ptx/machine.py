@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import errors, values
+from . import errors
 from .async_queue import AsyncQueue
 from .barriers import NAMED_BARRIERS, ClusterBarrier, MBarrier, NamedBarrier
 from .counts import Counts
@@ -100,12 +100,6 @@ class Strand:
 
     def location(self) -> Location:
         return self.warp.location(self.at)
-
-    def single_lane(self, what: str) -> int:
-        """The only active lane, for instructions that act once per thread and are meant for one."""
-        if self.mask & (self.mask - 1):
-            raise self.error("DivergenceError", f"{what} by {bin(self.mask).count('1')} lanes at once")
-        return values.lowest_lane(self.mask)
 
     # Race checks.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .errors import LaunchError, Misaligned, OutOfBounds, UninitializedRead
-from .translate import PARAMETER_BASE, RESERVED_SHARED
+from .translate import RESERVED_SHARED
 from .values import LANES, POISON, UNSIGNED
 
 ITEM_TYPES = {
@@ -163,9 +163,6 @@ class Parameters:
 
     def load(self, offset: int, size: int) -> int:
         return int.from_bytes(self.data[offset : offset + size], "little")
-
-    def contains(self, address: int) -> bool:
-        return PARAMETER_BASE <= address < PARAMETER_BASE + len(self.data)
 
 
 class LocalMemory:

@@ -185,7 +185,7 @@ _RANGE = re.compile(r"([$%A-Za-z_][\w$]*)<(\d+)>$")
 _SPECIAL = re.compile(
     r"%(?:n?tid|n?ctaid|cluster_n?ctaid)\.[xyz]$|%(?:laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock64|clock_hi|"
     r"globaltimer|globaltimer_lo|globaltimer_hi|cluster_ctarank|cluster_nctarank|n?clusterid\.[xyz]|is_explicit_cluster|"
-    r"lanemask_(?:eq|le|lt|ge|gt)|dynamic_smem_size|total_smem_size|aggr_smem_size|envreg\d+)$"
+    r"lanemask_(?:eq|le|lt|ge|gt)|dynamic_smem_size|total_smem_size)$"
 )
 
 

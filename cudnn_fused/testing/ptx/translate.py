@@ -236,6 +236,8 @@ class Translator:
         if isinstance(operand, Immediate):
             return self._immediate(operand.value, type_name)
         if isinstance(operand, Special):
+            if operand.name.startswith(("%clock", "%globaltimer")):
+                return "w.clock_register()"
             return f"w.special[{operand.name!r}]"
         if isinstance(operand, Symbol):
             return self.symbol(operand)
