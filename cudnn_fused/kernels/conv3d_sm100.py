@@ -6,6 +6,8 @@ products of the pair. The sums stand in tensor memory, 128 rows in each CTA, in 
 each, which the epilogue drains before it does anything else. A tile is two blocks side by side, computed from one load
 of the activations, or two below each other, computed from one load of the weights, or one.
 
+Layers with few tiles split the reduction over the pairs of a cluster; see :meth:`Conv3dSm100.add_shares`.
+
 A CTA is seven warps: four of the epilogue, in which a thread owns a row, so that a norm needs no other thread; one that
 multiplies; one that loads activations and one that loads weights, each through a ring of stages.
 
@@ -37,16 +39,36 @@ from cudnn_fused.kernels.conv3d_spec import (
     SWIZZLE_BYTES,
     Conv3dSpec,
 )
-from cudnn_fused.kernels.device import CHUNK_CHANNELS, SHARED, WARP, Cursor, divide, wait
+from cudnn_fused.kernels.device import (
+    CHUNK_BYTES,
+    CHUNK_CHANNELS,
+    CHUNK_REGISTERS,
+    SHARED,
+    WARP,
+    Cursor,
+    divide,
+    follow_previous_kernel,
+    shared_pointer,
+    wait,
+    wait_cluster,
+)
 from cudnn_fused.kernels.padded_grid import HALO, TAPS, PaddedGrid
 from cudnn_fused.kernels.rows import Row, Tensors
 from cudnn_fused.kernels.schedule import TileOrder
-from cudnn_fused.kernels.tiling_sm100 import BLOCK_M, BLOCK_ROWS, PAIR, TMEM_COLUMNS, TileConfig
+from cudnn_fused.kernels.tiling_sm100 import (
+    BLOCK_M,
+    BLOCK_ROWS,
+    EPILOGUE_WARPS,
+    FP32_BYTES,
+    PAIR,
+    TMEM_COLUMNS,
+    TileConfig,
+)
 
-EPILOGUE_WARPS = BLOCK_ROWS // WARP
 BOTH = prims.CTAGroup.CTA_2
 TMEM = 6  # the address space of tensor memory, whose addresses are lane << 16 | column
 TMEM_LANE = 1 << 16
+ALL_LANES = 0xFFFFFFFF
 PART = 32  # channels of one step of the epilogue
 UNUSED_OFFSET = 16  # leading offset of a descriptor of swizzled rows
 
@@ -73,9 +95,12 @@ class Shared:
     b_empty: cutlass.Array
     acc_full: cutlass.Array
     acc_empty: cutlass.Array
+    partial_wanted: cutlass.Array  # per warp of the epilogue: its owner has room for what this CTA has summed
+    partial_sent: cutlass.Array  # per warp of the epilogue: the other shares' sums of its rows are here
     tmem: cutlass.Array  # where tensor memory was allocated
     a: cutlass.Array
     b: cutlass.Array
+    partial: cutlass.Array
 
     @classmethod
     def allocate(cls, spec: Conv3dSpec, config: TileConfig) -> Shared:
@@ -88,16 +113,19 @@ class Shared:
         return cls(
             a=tile(config.a_stages * config.a_stage_bytes(spec)),
             b=tile(config.b_stages * config.b_stage_bytes),
+            partial=cutlass.Array(cutlass.Int8, max(config.partial_bytes, 16), space=SHARED, alignment=16),
             a_full=barriers(config.a_stages),
             a_empty=barriers(config.a_stages),
             b_full=barriers(config.b_stages),
             b_empty=barriers(config.b_stages),
             acc_full=barriers(config.accumulators),
             acc_empty=barriers(config.accumulators),
+            partial_wanted=barriers(EPILOGUE_WARPS),
+            partial_sent=barriers(EPILOGUE_WARPS),
             tmem=cutlass.Array(Int32, 1, space=SHARED),
         )
 
-    def initialize(self) -> None:
+    def initialize(self, split: Int32) -> None:
         """Set the arrival counts; one thread."""
         counts = (
             (self.a_full, 1),
@@ -106,10 +134,28 @@ class Shared:
             (self.b_empty, 1),
             (self.acc_full, 1),
             (self.acc_empty, PAIR * EPILOGUE_WARPS),
+            (self.partial_wanted, 1),
+            (self.partial_sent, cutlass.max(split - 1, 1)),
         )
         for barriers, count in counts:
             for index in range(barriers.shape[0]):
                 prims.mbarrier_init(barriers.subview(index), count)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a CTA is. Values of a running kernel."""
+
+    rank: Int32  # in its pair; 0 is the leader
+    share: Int32  # of the reduction: the pair's place in the cluster
+    split: Int32  # pairs in the cluster
+    number: Int32
+    count: Int32  # of all clusters
+
+    @property
+    def leader(self) -> Int32:
+        """The rank in the cluster of the leader of this pair."""
+        return self.share * PAIR
 
 
 class Conv3dSm100:
@@ -141,7 +187,8 @@ class Conv3dSm100:
         t: Int32,
         h: Int32,
         w: Int32,
-        pairs: Int32,
+        split: Int32,
+        clusters: Int32,
         stream,
     ):
         """Launch. Tensors are device addresses, 0 for those that the operation does not use."""
@@ -183,11 +230,12 @@ class Conv3dSm100:
             h,
             w,
         ).launch(
-            grid=(PAIR * pairs, 1, 1),
+            grid=(PAIR * split * clusters, 1, 1),
             block=(THREADS, 1, 1),
-            cluster=(PAIR, 1, 1),
+            cluster=(PAIR * split, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
+            use_pdl=True,
         )
 
     # --- device ----------------------------------------------------------------------------------------------------
@@ -213,8 +261,9 @@ class Conv3dSm100:
         grid = PaddedGrid(n, t, h, w)
         shared = Shared.allocate(self.spec, self.config)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        split = self.cluster().split
         if warp == Role.MULTIPLIER and prims.elect_sync():
-            shared.initialize()
+            shared.initialize(split)
         if warp == Role.ALLOCATOR:
             prims.tcgen05_alloc(shared.tmem, TMEM_COLUMNS, group=BOTH)
             prims.tcgen05_relinquish_alloc_permit(group=BOTH)
@@ -224,6 +273,7 @@ class Conv3dSm100:
         prims.barrier_cluster_wait()
         prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
         tmem = shared.tmem.load()
+        follow_previous_kernel()
 
         if warp == Role.ACTIVATIONS:
             self.load_activations(shared, a_map, grid)
@@ -242,10 +292,16 @@ class Conv3dSm100:
             prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
             prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Float32), TMEM_COLUMNS, group=BOTH)
 
-    def pair(self) -> tuple[Int32, Int32, Int32]:
-        """This CTA's rank in its pair, the pair's number, and the number of pairs."""
+    def cluster(self) -> Cluster:
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        return rank, cute.arch.block_idx()[0] // PAIR, cute.arch.grid_dim()[0] // PAIR
+        size = cute.arch.make_warp_uniform(cute.arch.block_in_cluster_dim()[0])
+        return Cluster(
+            rank=rank % PAIR,
+            share=rank // PAIR,
+            split=size // PAIR,
+            number=cute.arch.block_idx()[0] // size,
+            count=cute.arch.grid_dim()[0] // size,
+        )
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
@@ -265,13 +321,14 @@ class Conv3dSm100:
     def load_activations(self, shared: Shared, a_map, grid: PaddedGrid):
         """One thread: for every unit of every tile, the pixels under this CTA's rows and their halo."""
         config, spec = self.config, self.spec
-        rank, tile, step = self.pair()
+        cluster = self.cluster()
+        rank, tile = cluster.rank, cluster.number
         if prims.elect_sync():
             tiles = self.order.count(grid)
             boxes, box_rows = config.a_boxes(spec), config.a_box_rows(spec)
             stage = Cursor.writing(config.a_stages)
             while tile < tiles:
-                place = self.order.place(tile, grid, Int32(0), Int32(1))
+                place = self.order.place(tile, grid, cluster.share, cluster.split)
                 origin = grid.window(place.n, place.t) + place.row + rank * config.cta_rows
                 for unit in cutlass.range(place.first_unit, place.end_unit, 1, unroll=1):
                     tap_row = unit // spec.tap_row_units
@@ -287,19 +344,20 @@ class Conv3dSm100:
                                 coordinates = (first_channel + chunk * K_CHUNK, pixel + tap + box * box_rows)
                                 self.load(shared.a.subview(offset), a_map, coordinates, full)
                             stage.advance()
-                tile += step
+                tile += cluster.count
             self.wait_until_unused(shared.a_empty, stage)
 
     @cute.jit
     def load_weights(self, shared: Shared, b_map, grid: PaddedGrid):
         """One thread: for every chunk of every unit, a stage per tap along W and block, with this CTA's half of it."""
         config, spec = self.config, self.spec
-        rank, tile, step = self.pair()
+        cluster = self.cluster()
+        rank, tile = cluster.rank, cluster.number
         if prims.elect_sync():
             tiles = self.order.count(grid)
             stage = Cursor.writing(config.b_stages)
             while tile < tiles:
-                place = self.order.place(tile, grid, Int32(0), Int32(1))
+                place = self.order.place(tile, grid, cluster.share, cluster.split)
                 for unit in cutlass.range(place.first_unit, place.end_unit, 1, unroll=1):
                     first_tap = (unit // spec.tap_row_units) * spec.w_taps
                     first_channel = (unit % spec.tap_row_units) * K_CHUNK
@@ -315,7 +373,7 @@ class Conv3dSm100:
                                     shared.b.subview(stage.index * config.b_stage_bytes), b_map, coordinates, full
                                 )
                                 stage.advance()
-                tile += step
+                tile += cluster.count
             self.wait_until_unused(shared.b_empty, stage)
 
     @cute.jit
@@ -335,15 +393,16 @@ class Conv3dSm100:
         crashes on the kernel of the causal convolution.
         """
         config, spec = self.config, self.spec
-        rank, tile, step = self.pair()
-        if rank == 0:
+        cluster = self.cluster()
+        tile = cluster.number
+        if cluster.rank == 0:
             tiles = self.order.count(grid)
             a, b = Cursor.reading(config.a_stages), Cursor.reading(config.b_stages)
             accumulator = Cursor.writing(config.accumulators)
             a_base, b_base = self.descriptor(shared.a), self.descriptor(shared.b)
             loads = config.a_loads(spec)
             while tile < tiles:
-                place = self.order.place(tile, grid, Int32(0), Int32(1))
+                place = self.order.place(tile, grid, cluster.share, cluster.split)
                 blocks = []
                 for _ in cutlass.range_constexpr(config.blocks):
                     blocks.append((accumulator.index, accumulator.phase))
@@ -375,15 +434,15 @@ class Conv3dSm100:
                                                 started if first else Boolean(True),
                                             )
                                     if prims.elect_sync():
-                                        self.signal(shared.b_empty.subview(b.index))
+                                        self.signal(shared.b_empty.subview(b.index), cluster)
                                     b.advance()
                             if prims.elect_sync():
-                                self.signal(shared.a_empty.subview(a.index))
+                                self.signal(shared.a_empty.subview(a.index), cluster)
                             a.advance()
                 for block in cutlass.range_constexpr(config.blocks):
                     if prims.elect_sync():
-                        self.signal(shared.acc_full.subview(blocks[block][0]))
-                tile += step
+                        self.signal(shared.acc_full.subview(blocks[block][0]), cluster)
+                tile += cluster.count
 
     def issue(self, block: Int32, a: Int64, b: Int64, steps: int, accumulate: Boolean) -> None:
         """The products of one stage of each operand, added to a block, or put there unless ``accumulate``."""
@@ -414,9 +473,10 @@ class Conv3dSm100:
         """Shared memory ends before the address field does, so adding to it never carries out of the field."""
         return descriptor + Int64(offset // DESCRIPTOR_UNIT)
 
-    def signal(self, barrier) -> None:
+    def signal(self, barrier, cluster: Cluster) -> None:
         """Arrive on this barrier of both CTAs when all products so far are done."""
-        prims.tcgen05_commit(barrier, multicast_mask=Int32((1 << PAIR) - 1), group=BOTH)
+        both = Int32((1 << PAIR) - 1) << cluster.leader
+        prims.tcgen05_commit(barrier, multicast_mask=both, group=BOTH)
 
     # --- epilogue ----------------------------------------------------------------------------------------------------
 
@@ -429,49 +489,132 @@ class Conv3dSm100:
         there is a norm.
         """
         config = self.config
-        rank, tile, step = self.pair()
+        cluster = self.cluster()
+        rank, tile = cluster.rank, cluster.number
+        owner = warp * cluster.split // EPILOGUE_WARPS  # the share that finishes this warp's rows
         tiles = self.order.count(grid)
         thread = cute.arch.thread_idx()[0]
         self.fill(grid, thread, tensors)
         accumulator = Cursor.reading(config.accumulators)
         lanes = tmem + warp * (WARP * TMEM_LANE)
         staged = lanes + config.accumulators * config.n_block
+        phase = Int32(0)  # of the exchange of partial sums: alternates with every block
         while tile < tiles:
-            place = self.order.place(tile, grid, Int32(0), Int32(1))
+            place = self.order.place(tile, grid, cluster.share, cluster.split)
             for block in cutlass.range(config.blocks, unroll=1):
                 wait(shared.acc_full.subview(accumulator.index), accumulator.phase)
                 prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
-                self.stage(lanes + accumulator.index * config.n_block, staged + block * config.staged_columns)
+                sums, columns = lanes + accumulator.index * config.n_block, staged + block * config.staged_columns
+                if cutlass.const_expr(config.max_split > 1):
+                    if cluster.split > 1:
+                        self.add_shares(shared, sums, columns, cluster, owner, warp, phase)
+                        phase = phase ^ 1
+                    else:
+                        self.stage(sums, columns)
+                else:
+                    self.stage(sums, columns)
                 prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
                 if prims.elect_sync():
                     empty = shared.acc_empty.subview(accumulator.index)
-                    prims.mbarrier_arrive(prims.mapa(empty, Int32(0)), count=1, scope=prims.MemScope.CLUSTER)
+                    leaders = prims.mapa(empty, cluster.leader)
+                    prims.mbarrier_arrive(leaders, count=1, scope=prims.MemScope.CLUSTER)
                 accumulator.advance()
             prims.tcgen05_wait(prims.Tcgen05Wait.STORE)
-            for m in cutlass.range(config.m_blocks, unroll=1):
-                ho, wo = divide(place.row + rank * config.cta_rows + m * BLOCK_ROWS + thread, grid.w)
-                row = Row.at(grid, place.n, place.t, ho, wo)
-                columns = staged + m * (config.n_blocks * config.staged_columns)
-                if cutlass.const_expr(self.spec.finish.post.norm):
-                    self.finish_normalized(columns, row, place.channel, tensors)
-                else:
-                    self.finish_plain(columns, row, place.channel, tensors)
-            tile += step
+            if owner == cluster.share:
+                for m in cutlass.range(config.m_blocks, unroll=1):
+                    ho, wo = divide(place.row + rank * config.cta_rows + m * BLOCK_ROWS + thread, grid.w)
+                    row = Row.at(grid, place.n, place.t, ho, wo)
+                    columns = staged + m * (config.n_blocks * config.staged_columns)
+                    if cutlass.const_expr(self.spec.finish.post.norm):
+                        self.finish_normalized(columns, row, place.channel, tensors)
+                    else:
+                        self.finish_plain(columns, row, place.channel, tensors)
+            tile += cluster.count
 
     def stage(self, block: Int32, staged: Int32) -> None:
         """Round this thread's row of a block to BF16, two channels to a column."""
         for first in range(0, self.config.n_block, PART):
-            sums = prims.tcgen05_ld("32x32b", cutlass.inttoptr(block + first, TMEM, Float32), num=PART)
-            prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)
+            sums = self.load_columns(block + first, Float32)
             self.put_staged(staged, first, [postops.pack(sums[i], sums[i + 1]) for i in range(0, PART, 2)])
+
+    @cute.jit
+    def add_shares(
+        self,
+        shared: Shared,
+        block: Int32,
+        staged: Int32,
+        cluster: Cluster,
+        owner: Int32,
+        warp: Int32,
+        phase: Int32,
+    ):
+        """Add up a block over the pairs of the cluster, and stage the rows that this warp finishes.
+
+        Every warp has an owner among the shares. In the other shares it sends its rows to the owner's shared memory;
+        there they are added in the order of the shares, so that results do not depend on who comes first. Lanes are
+        neighbours in memory, and each holds four columns of 16 bytes.
+        """
+        config = self.config
+        wanted, sent = shared.partial_wanted.subview(warp), shared.partial_sent.subview(warp)
+        slot_bytes = WARP * config.n_block * FP32_BYTES  # of one warp of one share
+        own_warps = EPILOGUE_WARPS // cluster.split
+        lane = cute.arch.thread_idx()[0] % WARP
+        place = shared.partial.subview((warp % own_warps) * slot_bytes + lane * CHUNK_BYTES)
+        share_bytes = own_warps * slot_bytes
+        owner_rank = owner * PAIR + cluster.rank
+        if owner != cluster.share:
+            wait_cluster(wanted, phase)
+            slot = cluster.share - Int32(cluster.share > owner)  # the owner needs none
+            for part in cutlass.range_constexpr(0, config.n_block, PART):
+                sums = self.load_columns(block + part, Float32)
+                for first in cutlass.range_constexpr(0, PART, CHUNK_REGISTERS):
+                    offset = slot * share_bytes + ((part + first) // CHUNK_REGISTERS) * (WARP * CHUNK_BYTES)
+                    four = tuple(sums[first + index] for index in range(CHUNK_REGISTERS))
+                    target = prims.mapa(shared_pointer(place.subview(offset), Float32), owner_rank)
+                    target.store(cutlass.Vector.from_elements(four, dtype=Float32), alignment=CHUNK_BYTES)
+            prims.bar_warp_sync(ALL_LANES)
+            if prims.elect_sync():
+                prims.mbarrier_arrive(prims.mapa(sent, owner_rank), scope=prims.MemScope.CLUSTER)
+        else:
+            prims.bar_warp_sync(ALL_LANES)
+            if prims.elect_sync():
+                for other in cutlass.range(cluster.split, unroll=1):
+                    if other != owner:
+                        theirs = prims.mapa(wanted, other * PAIR + cluster.rank)
+                        prims.mbarrier_arrive(theirs, scope=prims.MemScope.CLUSTER)
+            wait_cluster(sent, phase)
+            for part in cutlass.range_constexpr(0, config.n_block, PART):
+                own = self.load_columns(block + part, Float32)
+                total = cutlass.Array(Float32, PART, space=cutlass.AddressSpace.rmem)
+                for index in cutlass.range_constexpr(PART):
+                    total[index] = Float32(0.0)
+                for share in cutlass.range(cluster.split, unroll=1):
+                    slot = share - Int32(share > owner)
+                    for first in cutlass.range_constexpr(0, PART, CHUNK_REGISTERS):
+                        offset = slot * share_bytes + ((part + first) // CHUNK_REGISTERS) * (WARP * CHUNK_BYTES)
+                        if share == owner:
+                            for index in cutlass.range_constexpr(CHUNK_REGISTERS):
+                                total[first + index] = total[first + index] + own[first + index]
+                        else:
+                            source = shared_pointer(place.subview(offset), Float32)
+                            four = prims.load_ext(source, count=CHUNK_REGISTERS)
+                            for index in cutlass.range_constexpr(CHUNK_REGISTERS):
+                                total[first + index] = total[first + index] + four[index]
+                packed = [postops.pack(total[index], total[index + 1]) for index in range(0, PART, 2)]
+                self.put_staged(staged, part, packed)
+
+    def load_columns(self, columns: Int32, dtype: type, count: int = PART) -> cutlass.Vector:
+        """This thread's row of some columns of tensor memory."""
+        values = prims.tcgen05_ld("32x32b", cutlass.inttoptr(columns, TMEM, dtype), num=count)
+        prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)
+        return values
 
     def put_staged(self, staged: Int32, channel: int, fragment: postops.Fragment) -> None:
         vector = cutlass.Vector.from_elements(tuple(fragment), dtype=Int32)
         prims.tcgen05_st("32x32b", cutlass.inttoptr(staged + channel // 2, TMEM, Int32), vector)
 
     def get_staged(self, staged: Int32, channel: int) -> postops.Fragment:
-        values = prims.tcgen05_ld("32x32b", cutlass.inttoptr(staged + channel // 2, TMEM, Int32), num=PART // 2)
-        prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)
+        values = self.load_columns(staged + channel // 2, Int32, PART // 2)
         return [values[index] for index in range(PART // 2)]
 
     @cute.jit

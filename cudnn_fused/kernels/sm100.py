@@ -10,7 +10,7 @@ from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.launching import CONV_OPERANDS, Kernels, Machine, compiled
 from cudnn_fused.kernels.padded_grid import PaddedGrid
 from cudnn_fused.kernels.schedule import TileOrder
-from cudnn_fused.kernels.tiling_sm100 import TileConfig, choose, resident_pairs, tiles_for
+from cudnn_fused.kernels.tiling_sm100 import TileConfig, choose, resident_clusters, tiles_for
 from cudnn_fused.targets import SM100
 
 
@@ -39,9 +39,10 @@ class Sm100Kernels(Kernels):
         """
         tiles = self.tiles(spec, machine)
         launchers = {
-            tile: compiled(machine.arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=1)
+            tile: compiled(machine.arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
             for tile in tiles
         }
-        tile = choose(spec, tiles, grid, machine.multiprocessors)
-        pairs = min(TileOrder(spec, tile.tile_m, tile.tile_n).count(grid), resident_pairs(machine.multiprocessors))
-        return launchers[tile], (grid.n, grid.t, grid.h, grid.w, pairs)
+        tile, split = choose(spec, tiles, grid, machine.multiprocessors)
+        count = TileOrder(spec, tile.tile_m, tile.tile_n).count(grid)
+        clusters = min(count, resident_clusters(split, machine.multiprocessors))
+        return launchers[tile], (grid.n, grid.t, grid.h, grid.w, split, clusters)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cudnn_fused.kernels.conv3d_spec import ELEMENT_BYTES, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
-from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, PaddedGrid
+from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, TAPS, PaddedGrid
 
 PAIR = 2  # CTAs that multiply together
 BLOCK_ROWS = 128  # rows of a block in each CTA of the pair: the lanes of its tensor memory
@@ -20,6 +20,9 @@ MAX_N = 256
 MAX_BOX_ROWS = 256  # of a TMA box
 TMEM_COLUMNS = 512
 BARRIER_BYTES = 8
+FP32_BYTES = 4
+WARP = 32
+EPILOGUE_WARPS = BLOCK_ROWS // WARP
 SHARED_BYTES = 227 * 1024 - 1024  # of a CTA, less what the compiler reserves and aligns
 
 
@@ -38,6 +41,7 @@ class TileConfig:
     a_stages: int
     b_stages: int
     shared_taps: bool = True
+    max_split: int = 1  # pairs of a cluster that may share the reduction of a tile
 
     @property
     def blocks(self) -> int:
@@ -101,9 +105,21 @@ class TileConfig:
         """Blocks that tensor memory holds beside the rounded ones of a tile."""
         return (TMEM_COLUMNS - self.blocks * self.staged_columns) // self.n_block
 
+    @property
+    def splits(self) -> tuple[int, ...]:
+        """Into how many shares the reduction may be split: each gets whole warps' rows to finish."""
+        return tuple(split for split in (1, 2, 4) if split <= self.max_split)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Room for what the other shares have summed of the rows that a CTA finishes, one block at a time."""
+        owned_rows = BLOCK_ROWS // self.max_split
+        return (self.max_split - 1) * owned_rows * self.n_block * FP32_BYTES
+
     def shared_bytes(self, spec: Conv3dSpec) -> int:
-        barriers = 2 * BARRIER_BYTES * (self.a_stages + self.b_stages + self.accumulators)
-        return self.a_stages * self.a_stage_bytes(spec) + self.b_stages * self.b_stage_bytes + barriers
+        barriers = 2 * BARRIER_BYTES * (self.a_stages + self.b_stages + self.accumulators + EPILOGUE_WARPS)
+        stages = self.a_stages * self.a_stage_bytes(spec) + self.b_stages * self.b_stage_bytes
+        return stages + self.partial_bytes + barriers
 
     def problem(self, spec: Conv3dSpec) -> str | None:
         """Why this tile cannot serve the operation, or None if it can."""
@@ -117,6 +133,8 @@ class TileConfig:
             return "a fused norm needs a pixel's whole channel row in one CTA"
         if self.accumulators < max(self.blocks, 2):
             return f"{self.blocks} blocks of {self.n_block} columns do not fit in tensor memory, and twice if one"
+        if self.max_split not in (1, 2, EPILOGUE_WARPS):
+            return "the warps of an epilogue cannot be shared out evenly"
         if min(self.a_stages, self.b_stages) < 2:
             return "a ring needs two stages"
         if self.shared_bytes(spec) > SHARED_BYTES:
@@ -128,7 +146,7 @@ class TileConfig:
 TILES = (
     TileConfig(m_blocks=1, n_blocks=2, n_block=160, a_stages=4, b_stages=14),
     TileConfig(m_blocks=2, n_blocks=1, n_block=160, a_stages=3, b_stages=11),
-    TileConfig(m_blocks=1, n_blocks=1, n_block=160, a_stages=5, b_stages=12),
+    TileConfig(m_blocks=1, n_blocks=1, n_block=160, a_stages=4, b_stages=9, max_split=4),
 )
 
 # The cost model, in cycles of a multiprocessor. The products take a pair half a cycle for each channel of a step; what
@@ -136,6 +154,7 @@ TILES = (
 STEP_CYCLES_PER_CHANNEL = 0.5
 L2_BYTES_PER_CYCLE = 40
 TILE_OVERHEAD = 800  # draining the accumulators, if a tile takes them all
+SPLIT_OVERHEAD = 2500  # exchanging what the shares of a tile have summed
 LAUNCH_OVERHEAD = 6000  # filling the pipeline, and storing the last tile, which nothing hides
 
 
@@ -145,9 +164,13 @@ def tiles_for(spec: Conv3dSpec, *, shared_taps: bool) -> tuple[TileConfig, ...]:
     return tuple(tile for tile in ways if tile.problem(spec) is None)
 
 
-def resident_pairs(multiprocessors: int) -> int:
-    """Pairs that run at a time, one CTA to a multiprocessor."""
-    return max(1, multiprocessors // PAIR)
+def resident_clusters(split: int, multiprocessors: int) -> int:
+    """Clusters of ``split`` pairs that run at a time, one CTA to a multiprocessor.
+
+    A cluster stays inside a group of multiprocessors, and a large one leaves some of a group idle: one cluster less is
+    counted on.
+    """
+    return max(1, multiprocessors // (PAIR * split) - (split > 1))
 
 
 def tap_row_bytes(spec: Conv3dSpec, tile: TileConfig) -> int:
@@ -163,15 +186,25 @@ def tap_row_cycles(spec: Conv3dSpec, tile: TileConfig) -> float:
     return max(products, tap_row_bytes(spec, tile) / L2_BYTES_PER_CYCLE)
 
 
-def cost(spec: Conv3dSpec, tile: TileConfig, grid: PaddedGrid, multiprocessors: int) -> float:
-    """Estimated cycles of a launch: waves of tiles, each as long as its tap rows."""
+def least_units(spec: Conv3dSpec) -> int:
+    """Units of the reduction of a frame that skips as many taps as any does. Every share needs one."""
+    return (TAPS - spec.leading_zero_frames) * TAPS * spec.tap_row_units
+
+
+def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
+    """Estimated cycles of a launch: waves of tiles, each as long as its share of the tap rows."""
     tiles = grid.n * grid.out_t * math.ceil(grid.frame_rows / tile.tile_m) * (spec.co // tile.tile_n)
-    waves = math.ceil(tiles / resident_pairs(multiprocessors))
+    waves = math.ceil(tiles / resident_clusters(split, multiprocessors))
     skipped = sum(max(spec.leading_zero_frames - t, 0) for t in range(grid.out_t)) / (3 * grid.out_t)
-    drained = TILE_OVERHEAD * tile.blocks / tile.accumulators
-    return waves * (TAP_ROWS * (1 - skipped) * tap_row_cycles(spec, tile) + drained) + LAUNCH_OVERHEAD
+    tap_rows = math.ceil(TAP_ROWS * (1 - skipped) / split * spec.tap_row_units) / spec.tap_row_units
+    between = TILE_OVERHEAD * tile.blocks / tile.accumulators + SPLIT_OVERHEAD * (split > 1)
+    return waves * (tap_rows * tap_row_cycles(spec, tile) + between) + LAUNCH_OVERHEAD
 
 
-def choose(spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, multiprocessors: int) -> TileConfig:
-    """The cheapest tile."""
-    return min(tiles, key=lambda tile: cost(spec, tile, grid, multiprocessors))
+def choose(
+    spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, multiprocessors: int
+) -> tuple[TileConfig, int]:
+    """The cheapest tile and split of the reduction."""
+    most = min(least_units(spec), max(1, multiprocessors // PAIR))
+    options = [(tile, split) for tile in tiles for split in tile.splits if split <= most]
+    return min(options, key=lambda option: cost(spec, *option, grid, multiprocessors))

@@ -7,7 +7,6 @@ mutation tests run a changed copy of the package.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import torch
 
@@ -58,16 +57,15 @@ def run(
     *,
     integers: bool = True,
     schedule: str = EARLY,
-    seed: int = 0,
-    edit_ptx: Callable[[str], str] | None = None,
+    schedule_seed: int = 0,
 ) -> tuple[Prepared, Emulation]:
     """Execute a case. Frames of the input that are said to be zero hold NaN meanwhile: they must not be read."""
-    prepared = prepare(case, CPU, integers=integers, seed=seed)
+    prepared = prepare(case, CPU, integers=integers)
     tensors = [prepared.operands.get(operand.name) for operand in case.operation.operands]
     problem = make_problem(case, prepared.operands)
     zeros = prepared.operands["input"][:, : case.leading_zero_frames]
     memory = [tensor for tensor in tensors if tensor is not None]
-    with emulate(memory=memory, schedule=schedule, seed=seed, edit_ptx=edit_ptx, tensor_fences=True) as emulation:
+    with emulate(memory=memory, schedule=schedule, seed=schedule_seed, tensor_fences=True) as emulation:
         launch = kernels.compile(problem)
         zeros.fill_(torch.nan)
         launch(tensors, 0)

@@ -41,17 +41,20 @@ def settings(variant: str, *, leading_zeros: bool) -> dict[str, Sequence[Any]]:
 
 @dataclass(frozen=True)
 class Entry:
-    """A case, and how it is run: the emulator's schedule, the way of loading taps, and which tile."""
+    """A case, and how it is run: the emulator's schedule, the way of loading taps, which tile, and on how many
+    multiprocessors, since with enough of them the smallest tile splits its reduction.
+    """
 
     case: Case
     schedule: str
     shared_taps: bool
     tile: int
+    multiprocessors: int
 
     @classmethod
     def of(cls, case: Case, turn: int) -> Entry:
         """Each of them in turn, out of step with one another."""
-        return cls(case, SCHEDULES[turn % len(SCHEDULES)], turn % 3 < 2, turn // 2)
+        return cls(case, SCHEDULES[turn % len(SCHEDULES)], turn % 3 < 2, turn // 2, 8 if turn % 5 == 2 else 2)
 
     def __str__(self) -> str:
         case = self.case
@@ -68,6 +71,7 @@ class Entry:
                 self.schedule,
                 "shared" if self.shared_taps else "aligned",
                 f"tile{self.tile}",
+                f"sm{self.multiprocessors}",
             ]
         )
 

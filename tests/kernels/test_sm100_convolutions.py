@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudnn_fused.testing.cases import Case, Skip
+from tests.cases import assert_same_bits
 from tests.kernels.emulated import SCHEDULES, check, run, sm100
 from tests.kernels.sm100_cases import Entry, few
 
@@ -14,7 +15,8 @@ FEW = list(few("conv3d_raw", "conv3d_bias_residual_pad", "causal_conv3d_with_cac
 
 @pytest.mark.parametrize("entry", FEW, ids=str)
 def test_equals_the_reference(entry: Entry) -> None:
-    check(sm100(shared_taps=entry.shared_taps, turn=entry.tile), entry.case, schedule=entry.schedule)
+    kernels = sm100(shared_taps=entry.shared_taps, turn=entry.tile, multiprocessors=entry.multiprocessors)
+    check(kernels, entry.case, schedule=entry.schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -25,6 +27,34 @@ def test_rings_wrap(schedule: str, tile: int, shared_taps: bool) -> None:
     case = Case("conv3d_raw", 1, 3, 2, 129, (160, 160))
     emulation = check(sm100(shared_taps=shared_taps, turn=tile), case, schedule=schedule)
     assert emulation.launches[0].grid == (2, 1, 1)
+
+
+SPLIT = {
+    "raw": Case("conv3d_raw", 1, 1, 3, 5, (160, 160)),
+    "norm": Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, (160, 160), skip=Skip.BIASED, history=1),
+    "zeros": Case("conv3d_raw", 1, 2, 3, 5, (160, 160), leading_zero_frames=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "multiprocessors", "pairs", "schedule"),
+    [("raw", 4, 2, "late"), ("raw", 8, 4, "random"), ("norm", 8, 4, "newest"), ("zeros", 4, 2, "random")],
+)
+def test_the_reduction_is_split(name: str, multiprocessors: int, pairs: int, schedule: str) -> None:
+    """Between the pairs of a cluster, where there are more of them than tiles."""
+    emulation = check(sm100(turn=SMALLEST, multiprocessors=multiprocessors), SPLIT[name], schedule=schedule)
+    assert emulation.launches[0].cluster == (2 * pairs, 1, 1)
+
+
+def test_a_split_does_not_depend_on_who_comes_first() -> None:
+    """Random numbers, which add up differently in another order."""
+    outputs = []
+    for schedule, seed in (("early", 0), ("random", 1), ("random", 2)):
+        kernels = sm100(turn=SMALLEST, multiprocessors=8)
+        prepared, _ = run(kernels, SPLIT["raw"], integers=False, schedule=schedule, schedule_seed=seed)
+        outputs.append(prepared.operands["output"])
+    for other in outputs[1:]:
+        assert_same_bits(other, outputs[0])
 
 
 def test_tiles_are_spread_over_pairs() -> None:

@@ -49,7 +49,7 @@ def test_convolutions_keep_to_registers(arch: str, name: str) -> None:
     spec = SPECS[name]
     with targeting(arch):
         for tile in tiles_for(spec, shared_taps=True):
-            launcher = compiled(arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=1)
+            launcher = compiled(arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
             check_resources(launcher.__cubin__, arch, launcher.__ptx__)
 
 
@@ -102,6 +102,7 @@ WIDE = TILES[0]
         ("padded-norm-320", TileConfig(1, 1, 160, 2, 2), "whole channel row"),
         ("corner-640", TileConfig(1, 4, 160, 2, 2), "do not fit in tensor memory"),
         ("raw-320", replace(WIDE, m_blocks=2), "do not fit in tensor memory"),
+        ("raw-320", replace(WIDE, max_split=3), "shared out evenly"),
         ("raw-320", replace(WIDE, a_stages=1), "needs two stages"),
         ("raw-320", replace(WIDE, b_stages=40), "bytes of shared memory"),
     ],
@@ -114,12 +115,25 @@ def test_impossible_tiles_are_refused(name: str, tile: TileConfig, reason: str) 
 
 def test_tiles_suit_the_problem() -> None:
     """Large tiles load less; where there are too few of them to go round, small ones are faster."""
-    few, many = PaddedGrid.around(1, 1, 60, 104), PaddedGrid.around(4, 4, 160, 120)
+    deepest, few, many = (
+        PaddedGrid.around(*extents) for extents in ((1, 1, 30, 52), (1, 1, 60, 104), (4, 4, 160, 120))
+    )
     for name in ("raw-160", "raw-320"):
         spec = SPECS[name]
         tiles = tiles_for(spec, shared_taps=True)
-        assert choose(spec, tiles, many, MULTIPROCESSORS).blocks == 2
-        assert choose(spec, tiles, few, MULTIPROCESSORS).blocks == 1
+        tile, split = choose(spec, tiles, many, MULTIPROCESSORS)
+        assert (tile.blocks, split) == (2, 1)
+        assert choose(spec, tiles, few, MULTIPROCESSORS)[0].blocks == 1
+    corner = SPECS["corner-640"]
+    tile, split = choose(corner, tiles_for(corner, shared_taps=True), deepest, MULTIPROCESSORS)
+    assert (tile.blocks, split) == (1, 2)
+
+
+def test_every_share_of_a_split_has_work() -> None:
+    """Two known zero frames leave three tap rows, one for each share of at most three."""
+    spec = replace(SPECS["raw-160"], leading_zero_frames=2)
+    _, split = choose(spec, tiles_for(spec, shared_taps=True), PaddedGrid.around(1, 1, 1, 1), MULTIPROCESSORS)
+    assert split == 2
 
 
 def test_two_blocks_load_less() -> None:
