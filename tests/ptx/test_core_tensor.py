@@ -16,6 +16,7 @@ from cudnn_fused.testing.ptx import (
     UninitializedRead,
 )
 from tests.ptx.core_gemms import DEPTH, WAIT_DONE, WAIT_FULL, integers, run_gemm, tcgen05_text, wgmma_text
+from tests.ptx.core_helpers import kernel, run
 
 SCHEDULES = [order.value for order in Order]
 FORMS = {"wgmma": (64, 1), "tcgen05": (128, 1), "tcgen05 pair": (256, 2)}
@@ -244,3 +245,21 @@ def test_over_arrival():
     line = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r20+8];\n"
     with pytest.raises(BarrierMisuse, match=r"outstanding|arrivals are more"):
         broken("tcgen05", line, line + "    mbarrier.arrive.shared.b64 %rd9, [%r20+8], 2;\n")
+
+
+ALLOCATIONS = """
+    mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; shl.b32 %r3, %r2, 2; add.s32 %r20, %r20, %r3;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 512; ld.shared.b32 %r4, [%r20];
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r4, 512;
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_allocation_waits_until_columns_are_free(schedule: str):
+    run(kernel(ALLOCATIONS), [0], block=128, schedule=schedule)
+
+
+def test_an_allocation_that_is_never_served_is_a_deadlock():
+    kept = ALLOCATIONS.replace("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r4, 512;", "bar.sync 0;")
+    with pytest.raises(Deadlock, match="512 free columns of tensor memory"):
+        run(kernel(kept), [0], block=64)
