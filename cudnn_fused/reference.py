@@ -143,7 +143,7 @@ def conv3d_rmsnorm_silu(
     residual: Tensor | None,
     residual_bias: Tensor | None,
     residual_output: Tensor | None,
-    scratch: Tensor | None,
+    scratch: Tensor | None = None,
     *,
     leading_zero_frames: int = 0,
 ) -> None:
@@ -165,7 +165,7 @@ def conv3d_rmsnorm_silu_pad(
     residual_bias: Tensor | None,
     residual_output: Tensor | None,
     previous: Tensor | None,
-    scratch: Tensor | None,
+    scratch: Tensor | None = None,
     *,
     history_frames: int = 0,
     leading_zero_frames: int = 0,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass.cute as cute
 import torch
-from cuda.bindings import driver
+from cuda.bindings import driver, runtime
 from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream
 
@@ -137,6 +137,25 @@ class Addresses:
 # --- the backend ---------------------------------------------------------------------------------------------------
 
 
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """Make ``device`` the thread's current one, with a context that launchers find.
+
+    A thread that has not used CUDA has no context, and PyTorch's guard makes none for the device that is the current
+    one anyway.
+    """
+    with torch.cuda.device(device):
+        if not getattr(_thread, "has_context", False):
+            (status,) = runtime.cudaSetDevice(torch.cuda.current_device())
+            if status != runtime.cudaError_t.cudaSuccess:
+                raise RuntimeError(f"{device} cannot be made current: {status.name}")
+            _thread.has_context = True
+        yield
+
+
 class Kernels:
     """A backend that runs its target's kernels.
 
@@ -179,7 +198,7 @@ class Kernels:
         return Machine(arch, properties.multi_processor_count, properties.name)
 
     def _launch(self, device: torch.device, launcher: Any, arguments: Sequence[int], stream: int) -> None:
-        with contextlib.nullcontext() if self.machine is not None else torch.cuda.device(device):
+        with contextlib.nullcontext() if self.machine is not None else current(device):
             launcher(*arguments, driver.CUstream(stream))
 
     def _conv(self, problem: Problem) -> Launch:

@@ -345,7 +345,7 @@ def main(argv: Sequence[str] | None = None, run: Execute = execute) -> int:
     """The program. ``run`` executes a plan on operands."""
     arguments = parse(argv)
     device = arguments.device
-    if device.type == "cuda":
+    if device.index is not None:
         torch.cuda.set_device(device)
     chosen = list(entries(arguments))
     if not chosen:
