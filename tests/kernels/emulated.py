@@ -32,7 +32,10 @@ PROBES = {
     "corner": Case("conv3d_bias_residual_pad", 1, 1, 3, 5, (160, 160), skip=Skip.PLAIN),
     "causal": Case("causal_conv3d_with_cache", 1, 1, 3, 5, (12, 160), history=1),
     "tiles": Case("conv3d_raw", 1, 3, 2, 129, (160, 160)),
+    "split": Case("conv3d_raw", 1, 1, 3, 5, (160, 160)),
+    "split-tiles": Case("conv3d_raw", 1, 1, 3, 5, (320, 320)),
 }
+ON_MANY = ("split", "split-tiles")  # run by the smallest tile on more pairs than there are tiles
 
 
 class OneTile(Sm100Kernels):
@@ -49,6 +52,10 @@ class OneTile(Sm100Kernels):
 
 def sm100(*, shared_taps: bool = True, turn: int = 0, multiprocessors: int = MULTIPROCESSORS) -> OneTile:
     return OneTile(Machine("sm_100a", multiprocessors), shared_taps=shared_taps, turn=turn)
+
+
+def kernels_for(probe: str) -> OneTile:
+    return sm100(turn=-1, multiprocessors=8) if probe in ON_MANY else sm100()
 
 
 def run(
@@ -84,7 +91,7 @@ def check(kernels: Kernels, case: Case, **options: object) -> Emulation:
 def main(name: str) -> int:
     case = PROBES[name]
     try:
-        prepared, _ = run(sm100(), case)
+        prepared, _ = run(kernels_for(name), case)
     except EmulatorError as error:
         print(f"fault: {error}")
         return 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cudnn_fused
-from tests.kernels.emulated import PROBES, check, sm100
+from tests.kernels.emulated import PROBES, check, kernels_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,10 +56,14 @@ MUTANTS = (
     Mutant(
         "stage-reuse",
         "conv3d_sm100",
-        "self.signal(shared.a_empty.subview(a.index))",
+        "self.signal(shared.a_empty.subview(a.index), cluster)",
         "prims.mbarrier_arrive(shared.a_empty.subview(a.index))",
         "raw",
     ),
+    Mutant("split-order", "conv3d_sm100", "slot = share - Int32(share > owner)", "slot = Int32(0)", "split"),
+    Mutant("split-rows", "conv3d_sm100", "if owner == cluster.share:", "if owner == 0:", "split"),
+    Mutant("split-room", "conv3d_sm100", "            wait_cluster(wanted, phase)\n", "", "split-tiles"),
+    Mutant("split-arrival", "conv3d_sm100", "            wait_cluster(sent, phase)\n", "", "split"),
     Mutant(
         "sums-not-cleared",
         "conv3d_sm100",
@@ -110,4 +114,4 @@ def test_mutants_are_caught(package: Path, mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("probe", PROBES)
 def test_unchanged_kernels_pass(probe: str) -> None:
-    check(sm100(), PROBES[probe])
+    check(kernels_for(probe), PROBES[probe])
