@@ -7,26 +7,18 @@ or not what it should be says nothing, and one that cannot be written is not: no
 from __future__ import annotations
 
 import json
-import os
-import sys
-import tempfile
 from pathlib import Path
 
-DIRECTORY_VARIABLE = "CUDNN_FUSED_CACHE_DIR"
+from cudnn_fused import user_cache
+
 FILE_NAME = "verdicts.json"
 SHARED_TAPS = "shared_taps"
 
 
-def path() -> Path:
-    """Where verdicts are kept."""
-    chosen = os.environ.get(DIRECTORY_VARIABLE)
-    if chosen:
-        return Path(chosen) / FILE_NAME
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "cudnn_fused" / FILE_NAME
+def path() -> Path | None:
+    """Where verdicts are kept, if anywhere."""
+    directory = user_cache.directory()
+    return directory / FILE_NAME if directory else None
 
 
 def shared_taps(model: str) -> bool | None:
@@ -38,22 +30,21 @@ def shared_taps(model: str) -> bool | None:
 
 def remember(model: str, *, shared_taps: bool) -> str | None:
     """Keep a verdict. Returns why that was impossible, or None."""
+    file = path()
+    if file is None:
+        return "there is no cache directory"
+    verdicts = {**_read(), model: {SHARED_TAPS: shared_taps}}
     try:
-        file = path()
-        verdicts = {**_read(), model: {SHARED_TAPS: shared_taps}}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # Readers see the old file or the new one, never half of one.
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, suffix=".tmp") as new:
-            json.dump(verdicts, new, indent=1)
-        os.replace(new.name, file)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        user_cache.write(file, json.dumps(verdicts, indent=1).encode())
+    except OSError as error:
         return str(error)
     return None
 
 
 def _read() -> dict[str, object]:
+    file = path()
     try:
-        verdicts = json.loads(path().read_text())
-    except (OSError, RuntimeError, ValueError):
+        verdicts = json.loads(file.read_text()) if file else {}
+    except (OSError, ValueError):
         return {}
     return verdicts if isinstance(verdicts, dict) else {}

@@ -20,6 +20,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream
 
 from cudnn_fused.backends import Launch
+from cudnn_fused.kernels import disk_cache
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
 from cudnn_fused.kernels.pack_c12 import PackC12
@@ -78,13 +79,18 @@ _compiling = threading.Lock()
 def _compile(
     arch: str, build: Callable[..., Any], key: tuple[Any, ...], addresses: int, numbers: int, strides: int
 ) -> Any:
-    arguments = [Int64(0)] * addresses + [Int32(1)] * 4 + [Int64(1)] * strides + [Int32(1)] * numbers
-    stream = make_fake_stream(use_tvm_ffi_env_stream=False)
-    return cute.compile(build(*key), *arguments, stream, options=f"--enable-tvm-ffi --gpu-arch {arch}")
+    options = f"--enable-tvm-ffi --gpu-arch {arch}"
+
+    def compile_it() -> Any:
+        arguments = [Int64(0)] * addresses + [Int32(1)] * 4 + [Int64(1)] * strides + [Int32(1)] * numbers
+        stream = make_fake_stream(use_tvm_ffi_env_stream=False)
+        return cute.compile(build(*key), *arguments, stream, options=options)
+
+    return disk_cache.get_or_compile(build, (key, addresses, numbers, strides, options), compile_it)
 
 
 def compiled(arch: str, build: Callable[..., Any], *key: Any, addresses: int, numbers: int, strides: int = 0) -> Any:
-    """The launcher of the kernel ``build(*key)``, compiled by whichever thread needs it first.
+    """The launcher of the kernel ``build(*key)``, loaded or compiled by whichever thread needs it first.
 
     It takes ``addresses`` device addresses, the four extents of the padded grid, ``strides`` strides and ``numbers``
     more numbers, then the stream.

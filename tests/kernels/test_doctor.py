@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cudnn_fused import doctor, verdicts
+from cudnn_fused import doctor, user_cache, verdicts
 from cudnn_fused.backends import REFERENCE
 from cudnn_fused.doctor import ALIGNED, CASES, ONLY, SHARED, Line, conclude, examine, right_way
 from cudnn_fused.kernels import sm100 as backend
@@ -33,7 +33,7 @@ TINY = Case("conv3d_raw", 1, 1, 1, 1, (160, 160))
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(verdicts.DIRECTORY_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(user_cache.DIRECTORY_VARIABLE, str(tmp_path / "cache"))
 
 
 @contextlib.contextmanager
@@ -169,11 +169,12 @@ def test_a_broken_file_says_nothing(content: str) -> None:
     assert verdicts.shared_taps(MODEL) is False
 
 
+@pytest.mark.parametrize("place", ["file", ""])
 def test_a_place_that_cannot_be_written_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(verdicts.DIRECTORY_VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(user_cache.DIRECTORY_VARIABLE, str(tmp_path / place) if place else "")
     assert conclude(SM100, MODEL, [line(SHARED), line(ALIGNED)]) == 0
     assert "could not be kept" in capsys.readouterr().out
     assert verdicts.shared_taps(MODEL) is None
