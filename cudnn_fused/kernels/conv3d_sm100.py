@@ -100,7 +100,7 @@ class Shared:
     tmem: cutlass.Array  # where tensor memory was allocated
     a: cutlass.Array
     b: cutlass.Array
-    partial: cutlass.Array
+    partial: cutlass.Array  # what other shares have summed; hardly anything where the reduction is never split
 
     @classmethod
     def allocate(cls, spec: Conv3dSpec, config: TileConfig) -> Shared:
@@ -113,7 +113,9 @@ class Shared:
         return cls(
             a=tile(config.a_stages * config.a_stage_bytes(spec)),
             b=tile(config.b_stages * config.b_stage_bytes),
-            partial=cutlass.Array(cutlass.Int8, max(config.partial_bytes, 16), space=SHARED, alignment=16),
+            partial=cutlass.Array(
+                cutlass.Int8, max(config.partial_bytes, CHUNK_BYTES), space=SHARED, alignment=CHUNK_BYTES
+            ),
             a_full=barriers(config.a_stages),
             a_empty=barriers(config.a_stages),
             b_full=barriers(config.b_stages),
@@ -505,14 +507,13 @@ class Conv3dSm100:
                 wait(shared.acc_full.subview(accumulator.index), accumulator.phase)
                 prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
                 sums, columns = lanes + accumulator.index * config.n_block, staged + block * config.staged_columns
-                if cutlass.const_expr(config.max_split > 1):
-                    if cluster.split > 1:
-                        self.add_shares(shared, sums, columns, cluster, owner, warp, phase)
-                        phase = phase ^ 1
-                    else:
-                        self.stage(sums, columns)
-                else:
+                if cutlass.const_expr(config.max_split == 1):  # noqa: SIM114 (the next one is for the device)
                     self.stage(sums, columns)
+                elif cluster.split == 1:
+                    self.stage(sums, columns)
+                else:
+                    self.add_shares(shared, sums, columns, cluster, owner, warp, phase)
+                    phase = phase ^ 1
                 prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
                 if prims.elect_sync():
                     empty = shared.acc_empty.subview(accumulator.index)
@@ -551,57 +552,73 @@ class Conv3dSm100:
         """Add up a block over the pairs of the cluster, and stage the rows that this warp finishes.
 
         Every warp has an owner among the shares. In the other shares it sends its rows to the owner's shared memory;
-        there they are added in the order of the shares, so that results do not depend on who comes first. Lanes are
-        neighbours in memory, and each holds four columns of 16 bytes.
+        there they are added in the order of the shares, so that results do not depend on who comes first.
         """
-        config = self.config
         wanted, sent = shared.partial_wanted.subview(warp), shared.partial_sent.subview(warp)
-        slot_bytes = WARP * config.n_block * FP32_BYTES  # of one warp of one share
-        own_warps = EPILOGUE_WARPS // cluster.split
+        owned_warps = EPILOGUE_WARPS // cluster.split
+        slot_bytes = WARP * self.config.n_block * FP32_BYTES  # of one warp of one share
         lane = cute.arch.thread_idx()[0] % WARP
-        place = shared.partial.subview((warp % own_warps) * slot_bytes + lane * CHUNK_BYTES)
-        share_bytes = own_warps * slot_bytes
+        pieces = shared.partial.subview((warp % owned_warps) * slot_bytes + lane * CHUNK_BYTES)
+        share_bytes = owned_warps * slot_bytes
         owner_rank = owner * PAIR + cluster.rank
         if owner != cluster.share:
             wait_cluster(wanted, phase)
             slot = cluster.share - Int32(cluster.share > owner)  # the owner needs none
-            for part in cutlass.range_constexpr(0, config.n_block, PART):
-                sums = self.load_columns(block + part, Float32)
-                for first in cutlass.range_constexpr(0, PART, CHUNK_REGISTERS):
-                    offset = slot * share_bytes + ((part + first) // CHUNK_REGISTERS) * (WARP * CHUNK_BYTES)
-                    four = tuple(sums[first + index] for index in range(CHUNK_REGISTERS))
-                    target = prims.mapa(shared_pointer(place.subview(offset), Float32), owner_rank)
-                    target.store(cutlass.Vector.from_elements(four, dtype=Float32), alignment=CHUNK_BYTES)
+            self.send_row(pieces.subview(slot * share_bytes), block, owner_rank)
             prims.bar_warp_sync(ALL_LANES)
             if prims.elect_sync():
                 prims.mbarrier_arrive(prims.mapa(sent, owner_rank), scope=prims.MemScope.CLUSTER)
         else:
-            prims.bar_warp_sync(ALL_LANES)
+            prims.bar_warp_sync(ALL_LANES)  # all lanes have read the block before
             if prims.elect_sync():
                 for other in cutlass.range(cluster.split, unroll=1):
                     if other != owner:
                         theirs = prims.mapa(wanted, other * PAIR + cluster.rank)
                         prims.mbarrier_arrive(theirs, scope=prims.MemScope.CLUSTER)
             wait_cluster(sent, phase)
-            for part in cutlass.range_constexpr(0, config.n_block, PART):
-                own = self.load_columns(block + part, Float32)
-                total = cutlass.Array(Float32, PART, space=cutlass.AddressSpace.rmem)
+            for part in cutlass.range_constexpr(0, self.config.n_block, PART):
+                self.put_staged(staged, part, self.total(pieces, share_bytes, block, part, cluster, owner))
+
+    def piece(self, column: int) -> int:
+        """Where the piece with a column lies: four columns of a row, with those of the warp's other rows beside it."""
+        return column // CHUNK_REGISTERS * (WARP * CHUNK_BYTES)
+
+    def send_row(self, pieces: cutlass.Array, block: Int32, rank: Int32) -> None:
+        """Store this thread's row of a block into the shared memory of another CTA."""
+        for part in range(0, self.config.n_block, PART):
+            sums = self.load_columns(block + part, Float32)
+            for first in range(0, PART, CHUNK_REGISTERS):
+                place = shared_pointer(pieces.subview(self.piece(part + first)), Float32)
+                four = tuple(sums[first + index] for index in range(CHUNK_REGISTERS))
+                prims.mapa(place, rank).store(cutlass.Vector.from_elements(four, dtype=Float32), alignment=CHUNK_BYTES)
+
+    @cute.jit
+    def total(
+        self,
+        pieces: cutlass.Array,
+        share_bytes: Int32,
+        block: Int32,
+        part: cutlass.Constexpr[int],
+        cluster: Cluster,
+        owner: Int32,
+    ) -> postops.Fragment:
+        """Some columns of this thread's row, added up over all shares and rounded to BF16."""
+        own = self.load_columns(block + part, Float32)
+        sums = cutlass.Array(Float32, PART, space=cutlass.AddressSpace.rmem)
+        for index in cutlass.range_constexpr(PART):
+            sums[index] = Float32(0.0)
+        for share in cutlass.range(cluster.split, unroll=1):
+            if share == owner:
                 for index in cutlass.range_constexpr(PART):
-                    total[index] = Float32(0.0)
-                for share in cutlass.range(cluster.split, unroll=1):
-                    slot = share - Int32(share > owner)
-                    for first in cutlass.range_constexpr(0, PART, CHUNK_REGISTERS):
-                        offset = slot * share_bytes + ((part + first) // CHUNK_REGISTERS) * (WARP * CHUNK_BYTES)
-                        if share == owner:
-                            for index in cutlass.range_constexpr(CHUNK_REGISTERS):
-                                total[first + index] = total[first + index] + own[first + index]
-                        else:
-                            source = shared_pointer(place.subview(offset), Float32)
-                            four = prims.load_ext(source, count=CHUNK_REGISTERS)
-                            for index in cutlass.range_constexpr(CHUNK_REGISTERS):
-                                total[first + index] = total[first + index] + four[index]
-                packed = [postops.pack(total[index], total[index + 1]) for index in range(0, PART, 2)]
-                self.put_staged(staged, part, packed)
+                    sums[index] = sums[index] + own[index]
+            else:
+                slot = pieces.subview((share - Int32(share > owner)) * share_bytes)
+                for first in cutlass.range_constexpr(0, PART, CHUNK_REGISTERS):
+                    place = shared_pointer(slot.subview(self.piece(part + first)), Float32)
+                    four = prims.load_ext(place, count=CHUNK_REGISTERS)
+                    for index in cutlass.range_constexpr(CHUNK_REGISTERS):
+                        sums[first + index] = sums[first + index] + four[index]
+        return [postops.pack(sums[index], sums[index + 1]) for index in range(0, PART, 2)]
 
     def load_columns(self, columns: Int32, dtype: type, count: int = PART) -> cutlass.Vector:
         """This thread's row of some columns of tensor memory."""

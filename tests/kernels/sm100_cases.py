@@ -16,7 +16,7 @@ FLAGS = (False, True)
 # A tile has 256 rows, 128 to a CTA. One pixel in a first and in a later chunk; a row just short of a CTA's share, and
 # two just past it; samples and frames one after the other; several tiles with a tail.
 EXTENTS = ((1, 1, 1, 1), (1, 3, 1, 1), (1, 1, 1, 127), (1, 2, 2, 129), (2, 1, 3, 5), (1, 1, 13, 29))
-SMALL = ((1, 1, 1, 1), (1, 2, 1, 1))  # for reductions that take long to emulate
+SMALL = ((1, 1, 1, 1),)  # for reductions that take long to emulate
 LONG_REDUCTION = 640
 
 

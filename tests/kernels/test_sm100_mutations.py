@@ -60,7 +60,7 @@ MUTANTS = (
         "prims.mbarrier_arrive(shared.a_empty.subview(a.index))",
         "raw",
     ),
-    Mutant("split-order", "conv3d_sm100", "slot = share - Int32(share > owner)", "slot = Int32(0)", "split"),
+    Mutant("split-order", "conv3d_sm100", "(share - Int32(share > owner)) * share_bytes", "0 * share_bytes", "split"),
     Mutant("split-rows", "conv3d_sm100", "if owner == cluster.share:", "if owner == 0:", "split"),
     Mutant("split-room", "conv3d_sm100", "            wait_cluster(wanted, phase)\n", "", "split-tiles"),
     Mutant("split-arrival", "conv3d_sm100", "            wait_cluster(sent, phase)\n", "", "split"),
