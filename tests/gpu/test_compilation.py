@@ -15,21 +15,23 @@ import torch
 
 from cudnn_fused.plan import PLAN_CAPACITY, PLANS
 from cudnn_fused.testing.cases import Case, Operands, Skip, make_inputs
+from cudnn_fused.user_cache import DIRECTORY_VARIABLE
 from tests.cases import assert_same_bits
 from tests.gpu.harness import ALL_OPERATIONS, ROOT, TYPICAL, assert_equals_reference, call, inputs_of
 
 pytestmark = pytest.mark.gpu
 
 PROCESSES = 3
+READ_ONLY, WRITABLE = 0o500, 0o700
 PATIENCE = 240  # seconds for a cold process
 
 
 def start(scenario: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """A process of its own for a scenario of ``cold_process``."""
+    """A process of its own for a scenario of ``cold_process``, without a disk cache unless the environment has one."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.gpu.cold_process", scenario],
         cwd=ROOT,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, DIRECTORY_VARIABLE: "", **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -64,23 +66,27 @@ def test_cold(gpu: torch.device, scenario: str) -> None:
 
 @pytest.mark.slow
 def test_processes_share_a_disk_cache(gpu: torch.device, tmp_path: Path) -> None:
-    """Several at once on an empty cache, again on a full one, on a damaged one, and where none can be written."""
+    """Several at once on an empty cache, a full one, a damaged one, one that cannot be written, and on none."""
     cache = tmp_path / "cache"
-    cache.mkdir()
-    environment = {"CUTE_DSL_CACHE_DIR": str(cache)}
 
-    def all_succeed(environment: Mapping[str, str]) -> None:
-        processes = [start("one_call", environment) for _ in range(PROCESSES)]
-        for process in processes:
-            finish(process)
+    def compiled(place: Path) -> int:
+        processes = [start("one_call", {DIRECTORY_VARIABLE: str(place)}) for _ in range(PROCESSES)]
+        return sum(map(finish, processes))
 
-    all_succeed(environment)
-    all_succeed(environment)
+    alone = finish(start("one_call"))
+    assert compiled(cache) == alone
+    assert compiled(cache) == 0
     for path in cache.rglob("*"):
         if path.is_file():
             path.write_bytes(b"broken")
-    all_succeed(environment)
-    finish(start("one_call", {"CUTE_DSL_CACHE_DIR": "/proc/no_such_place"}))
+    assert compiled(cache) == alone
+    directories = [path for path in cache.rglob("*") if path.is_dir()]
+    for path in directories:
+        path.chmod(READ_ONLY)
+    assert compiled(cache) == 0
+    for path in directories:
+        path.chmod(WRITABLE)
+    assert compiled(Path("/proc/no_such_place")) == PROCESSES * alone
 
 
 # --- one process ---------------------------------------------------------------------------------------------------

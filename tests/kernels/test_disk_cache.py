@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +28,7 @@ from cudnn_fused.kernels import disk_cache, launching
 from cudnn_fused.kernels.conv3d_sm90 import Conv3dSm90
 from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
+from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
 from cudnn_fused.kernels.pack_c12 import PackC12
 from cudnn_fused.kernels.postops import PostOps
 from cudnn_fused.kernels.rows import Layout, RowFinish
@@ -188,7 +190,7 @@ def test_patience_ends(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def stuck() -> Compiler:
         inside.set()
-        done.wait()
+        done.wait(timeout=10)
         return Compiler()
 
     compiler = Compiler()
@@ -400,6 +402,19 @@ def test_whatever_differs_has_another_name() -> None:
     ]
     names = {disk_cache._digest(identity) for identity in all_of_them}
     assert len(names) == len(set(map(repr, all_of_them))) > 30
+
+
+def test_kernels_and_types_are_told_apart_by_name() -> None:
+    @dataclass(frozen=True)
+    class Config:
+        stages: int
+
+    other = dataclass(frozen=True)(type("OtherConfig", (Config,), {}))
+    identities = [(PackC12, Config(2)), (PackC12, other(2)), (NormSiluPad, Config(2))]
+    assert len({disk_cache._digest(identity) for identity in identities}) == len(identities)
+    compiler = Compiler()
+    for build in (PackC12, NormSiluPad):
+        assert disk_cache.get_or_compile(build, IDENTITY, compiler) is compiler
 
 
 def test_an_identity_has_no_objects() -> None:
