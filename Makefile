@@ -25,15 +25,17 @@ TEST_WORKERS ?= auto
 
 PIP := $(VENV)/bin/python -m pip
 RUFF := $(VENV)/bin/ruff
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 WAN_READY := $(VENV)/ready-wan
 TEST_READY := $(VENV)/ready-test
 
 .DELETE_ON_ERROR:
-.PHONY: help encode test lint clean
+.PHONY: help encode test test-slow lint clean
 
 help:
 	@echo 'make encode   encode a real clip with the WAN 2.2 VAE, fused and by Diffusers, and compare (VIDEO=FILE, ARGS=...)'
-	@echo 'make test     run all tests (ARGS=... for pytest)'
+	@echo 'make test     run the tests that take minutes (ARGS=... for pytest)'
+	@echo 'make test-slow  run the others: heavy kernels in the emulator, the production encoder'
 	@echo 'make lint     check style and formatting'
 	@echo 'make clean    remove the environment'
 
@@ -41,7 +43,10 @@ encode: $(WAN_READY) $(filter $(CLIP),$(VIDEO))
 	$(VENV)/bin/python benchmark/e2e/Wan2.2-VAE/run_model.py --video '$(VIDEO)' $(ARGS)
 
 test: $(TEST_READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-slow: $(TEST_READY)
+	$(PYTEST) -m slow $(ARGS)
 
 lint: $(TEST_READY)
 	$(RUFF) check .
