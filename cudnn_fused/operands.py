@@ -342,7 +342,7 @@ def _check_tensor(operation: Operation, operand: Operand, sample: Sample) -> Non
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} must hold data on a CPU or CUDA device, got device {device}")
     if sample.negated:
-        raise ValueError(f"{name} is a lazily negated view; pass {operand.name}.resolve_neg()")
+        raise ValueError(negated(operation, operand))
     if len(sample.shape) != operand.shape.rank:
         raise ValueError(
             f"{name} must have {operand.shape.rank} dimensions {operand.shape}, got shape {list(sample.shape)}"
@@ -409,6 +409,11 @@ def _check_placement(
         )
     if sample.address % operand.alignment:
         raise ValueError(misaligned(operation, operand, sample.address))
+
+
+def negated(operation: Operation, operand: Operand) -> str:
+    """The message about a view whose sign PyTorch has not applied yet."""
+    return f"{operation.name}: {operand.name} is a lazily negated view; pass {operand.name}.resolve_neg()"
 
 
 def misaligned(operation: Operation, operand: Operand, address: int) -> str:

@@ -25,6 +25,7 @@ from cudnn_fused.operands import (
     Sample,
     byte_span,
     misaligned,
+    negated,
     signature,
     validate,
 )
@@ -42,7 +43,6 @@ class Executable:
     def __init__(self, problem: Problem, backend: Backend) -> None:
         self.problem = problem
         self.launch: Launch = backend.compile(problem)
-        self._inputs = problem.operation.inputs
         self._shapes = tuple(
             problem.shape(operand) if operand.written and operand.name in problem.present else None
             for operand in problem.operation.operands
@@ -67,10 +67,8 @@ class Executable:
         device = self.problem.device
         if device.type == "cuda":
             streams.keep_until_done([tensor for tensor in operands if tensor is not None], stream, device)
-        named = {
-            operand.name: tensor for operand, tensor in zip(self.problem.operation.operands, operands, strict=True)
-        }
-        return self.problem.operation.result_type(*(named[name] for name in self.problem.operation.returns))
+        operation = self.problem.operation
+        return operation.result_type(*(operands[position] for position in operation.return_positions))
 
 
 PLANS: PlanCache[Executable] = PlanCache(PLAN_CAPACITY)
@@ -92,9 +90,7 @@ def check_call(operation: Operation, operands: Sequence[Operand], tensors: Seque
                 "call it under torch.no_grad() or torch.inference_mode()"
             )
         if tensor.is_neg():
-            raise ValueError(
-                f"{operation.name}: {operand.name} is a lazily negated view; pass {operand.name}.resolve_neg()"
-            )
+            raise ValueError(negated(operation, operand))
         if tensor.data_ptr() % operand.alignment:
             raise ValueError(misaligned(operation, operand, tensor.data_ptr()))
 
