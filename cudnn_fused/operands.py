@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 BF16 = torch.bfloat16
-ELEMENT_BYTES = 2
+ELEMENT_BYTES = 2  # BF16
 CHANNEL_ALIGNMENT = 64  # a packed weight row holds whole 128-byte chunks of input channels
 HISTORY_FRAMES = (0, 1, 2)  # a 3x3x3 causal convolution looks back two frames
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cudnn_fused.kernels.padded_grid import TAP_ROWS, TAPS
+from cudnn_fused.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from cudnn_fused.kernels.rows import RowFinish
 
-ELEMENT_BYTES = 2  # BF16
 K_STEP = 16  # channels of one matrix instruction
 K_CHUNK = 64  # channels of a pipeline stage: one 128-byte swizzled row
 ROW_BYTES = K_CHUNK * ELEMENT_BYTES
