@@ -61,12 +61,13 @@ class Executable:
                 for operand, shape in zip(self.problem.operation.operands, self._shapes, strict=True)
             ]
 
-    def run(self, operands: Sequence[Tensor | None], stream: int) -> Any:
-        """Launch, and return the operation's results as its result type."""
+    def run(self, operands: Sequence[Tensor | None], stream: int, foreign: Sequence[Tensor | None]) -> Any:
+        """Launch, and return the operation's results as its result type.
+
+        ``foreign`` are the operands that may have been allocated on another stream.
+        """
         self.launch(operands, stream)
-        device = self.problem.device
-        if device.type == "cuda":
-            streams.keep_until_done([tensor for tensor in operands if tensor is not None], stream, device)
+        streams.keep_until_done(foreign, stream, self.problem.device)
         operation = self.problem.operation
         return operation.result_type(*(operands[position] for position in operation.return_positions))
 
@@ -196,7 +197,8 @@ class Plan:
             check_against_sample(operation, operand, tensor, sample)
         check_call(operation, operation.operands, operands)
         check_overlap(operation, operands)
-        return executable.run(operands, streams.stream_handle(current_stream, executable.problem.device))
+        stream = streams.stream_handle(current_stream, executable.problem.device)
+        return executable.run(operands, stream, foreign=operands)
 
 
 def find_executable(
@@ -256,7 +258,7 @@ def call(
         return _call_in_graph(plan_class, inputs, current_stream, options, wanted)
     executable = find_executable(plan_class, inputs, options, wanted)
     stream = streams.stream_handle(current_stream, executable.problem.device)
-    return executable.run(executable.allocate(inputs, stream), stream)
+    return executable.run(executable.allocate(inputs, stream), stream, foreign=inputs)
 
 
 def _call_in_graph(

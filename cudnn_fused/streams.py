@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -51,25 +51,30 @@ def torch_stream(handle: int, device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.ExternalStream(handle, device=device)
 
 
-@contextmanager
-def running_on(handle: int, device: torch.device) -> Iterator[None]:
-    """Make the stream, and its device, PyTorch's current ones. Does nothing for the CPU."""
+def is_current(handle: int, device: torch.device) -> bool:
+    """Whether the stream is PyTorch's current one, of the current device; always true for the CPU."""
     if device.type != "cuda":
-        yield
-        return
-    with torch.cuda.stream(torch_stream(handle, device)):
-        yield
+        return True
+    return device.index == torch.cuda.current_device() and torch.cuda.current_stream(device).cuda_stream == handle
 
 
-def keep_until_done(tensors: list[torch.Tensor], handle: int, device: torch.device) -> None:
+def running_on(handle: int, device: torch.device) -> AbstractContextManager[object]:
+    """Make the stream, and its device, PyTorch's current ones; nothing is to be done if they are, or for the CPU."""
+    return nullcontext() if is_current(handle, device) else torch.cuda.stream(torch_stream(handle, device))
+
+
+def keep_until_done(tensors: Iterable[torch.Tensor | None], handle: int, device: torch.device) -> None:
     """Tell the allocator that ``tensors`` are in use on the stream, so that freed memory waits for it.
 
     The allocator ignores this for the stream a tensor was allocated on. A graph that is being captured keeps its
-    memory by itself.
+    memory by itself. Does nothing for the CPU.
     """
-    stream = torch_stream(handle, device)
-    with torch.cuda.stream(stream):
+    if device.type != "cuda":
+        return
+    with running_on(handle, device):
         if torch.cuda.is_current_stream_capturing():
             return
+        stream = torch.cuda.current_stream(device)
     for tensor in tensors:
-        tensor.record_stream(stream)
+        if tensor is not None:
+            tensor.record_stream(stream)

@@ -6,10 +6,9 @@ called through TVM-FFI with addresses and numbers only.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,20 +145,17 @@ class Addresses:
 _thread = threading.local()
 
 
-@contextlib.contextmanager
-def current(device: torch.device) -> Iterator[None]:
-    """Make ``device`` the thread's current one, with a context that launchers find.
+def ensure_context(device: torch.device) -> None:
+    """Give this thread a context on ``device``, which is its current one, for launchers to find.
 
-    A thread that has not used CUDA has no context, and PyTorch's guard makes none for the device that is the current
-    one anyway.
+    A thread that has not used CUDA has none, and PyTorch's guard makes none for the device that is current anyway.
     """
-    with torch.cuda.device(device):
-        if not getattr(_thread, "has_context", False):
-            (status,) = runtime.cudaSetDevice(torch.cuda.current_device())
-            if status != runtime.cudaError_t.cudaSuccess:
-                raise RuntimeError(f"{device} cannot be made current: {status.name}")
-            _thread.has_context = True
-        yield
+    if getattr(_thread, "has_context", False):
+        return
+    (status,) = runtime.cudaSetDevice(torch.cuda.current_device())
+    if status != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"{device} cannot be made current: {status.name}")
+    _thread.has_context = True
 
 
 class Kernels:
@@ -204,7 +200,11 @@ class Kernels:
         return Machine(arch, properties.multi_processor_count, properties.name)
 
     def _launch(self, device: torch.device, launcher: Any, arguments: Sequence[int], stream: int) -> None:
-        with contextlib.nullcontext() if self.machine is not None else current(device):
+        if self.machine is not None:
+            launcher(*arguments, driver.CUstream(stream))
+            return
+        with torch.cuda.device(device):
+            ensure_context(device)
             launcher(*arguments, driver.CUstream(stream))
 
     def _conv(self, problem: Problem) -> Launch:

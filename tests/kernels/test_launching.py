@@ -38,8 +38,8 @@ def made_current(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 def use(times: int) -> None:
     for _ in range(times):
-        with launching.current(DEVICE):
-            pass
+        with torch.cuda.device(DEVICE):
+            launching.ensure_context(DEVICE)
 
 
 def test_every_thread_gets_a_context_once(made_current: list[tuple[int, int]]) -> None:

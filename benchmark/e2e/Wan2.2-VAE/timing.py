@@ -80,7 +80,7 @@ def write_kernel_shares(runs: Mapping[str, Run], path: Path) -> None:
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             run()
             torch.cuda.synchronize()
-        kernels = [event for event in profiler.key_averages() if event.device_type is DeviceType.CUDA]
+        kernels = [event for event in profiler.key_averages() if event.device_type == DeviceType.CUDA]
         total = sum(event.self_device_time_total for event in kernels) or 1.0
         lines += [f"## {name}: {total / 1e3:.2f} ms of GPU time", ""]
         lines += ["| share | ms | calls | kernel |", "|---|---|---|---|"]
