@@ -123,6 +123,30 @@ def test_uniform_values_agree_with_lanes(text: str):
         np.testing.assert_array_equal(per_thread(body, extra_args=[x, y]), np.full(32, expected, np.uint32))
 
 
+@pytest.mark.parametrize("text", INTEGER)
+@pytest.mark.parametrize("uniform", ["%r10", "%r11"])
+def test_uniform_values_and_lanes_mix(text: str, uniform: str):
+    """One operand that stays a Python int, one that differs between lanes."""
+    other = {"%r10": "%r11", "%r11": "%r10"}[uniform]
+    body = f"ld.param.b32 {uniform}, [a0]; ld.param.b32 %r12, [a1]; setp.eq.b32 %p9, 1, 1;"
+    body += f"mul.lo.u32 {other}, %r1, 0x9E3779B1; xor.b32 {other}, {other}, %r12; {text};"
+    lanes = np.arange(32, dtype=np.uint32) * np.uint32(0x9E3779B1)
+    for value, mask in zip(EDGES, reversed(EDGES), strict=True):
+        varying = (lanes ^ np.uint32(mask)).tolist()
+        pairs = [(value, lane) if uniform == "%r10" else (lane, value) for lane in varying]
+        expected = [INTEGER[text](x, y) & 0xFFFFFFFF for x, y in pairs]
+        np.testing.assert_array_equal(per_thread(body, extra_args=[value, mask]), np.array(expected, np.uint32))
+
+
+@pytest.mark.parametrize("kind", ["s32", "u32"])
+def test_lanes_are_added_to_a_uniform_product(kind: str):
+    body = f"ld.param.b32 %r10, [a0]; ld.param.b32 %r11, [a1]; mad.lo.{kind} %r0, %r10, %r11, %r1;"
+    for x in EDGES:
+        for y in EDGES:
+            expected = [(x * y + lane) & 0xFFFFFFFF for lane in range(32)]
+            np.testing.assert_array_equal(per_thread(body, extra_args=[x, y]), np.array(expected, np.uint32))
+
+
 FLOAT = {
     "add.f32 %r0, %r10, %r11": lambda a, b: a + b,
     "sub.rn.f32 %r0, %r10, %r11": lambda a, b: a - b,

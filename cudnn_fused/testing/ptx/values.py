@@ -153,7 +153,8 @@ def multiply_adder(bits: int) -> Callable[[Value, Value, Value], Value]:
     mask = (1 << bits) - 1
 
     def mad(a: Value, b: Value, c: Value) -> Value:
-        result = a * b + c
+        product = a * b
+        result = (product & mask if type(product) is int else product) + c
         return result & mask if type(result) is int else result
 
     return mad
