@@ -53,6 +53,7 @@ from cudnn_fused.kernels.device import (
     wait_cluster,
 )
 from cudnn_fused.kernels.padded_grid import HALO, TAPS, PaddedGrid
+from cudnn_fused.kernels.row_slot import RowSlot
 from cudnn_fused.kernels.rows import Row, Tensors
 from cudnn_fused.kernels.schedule import TileOrder
 from cudnn_fused.kernels.tiling_sm100 import (
@@ -100,7 +101,7 @@ class Shared:
     tmem: cutlass.Array  # where tensor memory was allocated
     a: cutlass.Array
     b: cutlass.Array
-    partial: cutlass.Array  # what other shares have summed; hardly anything where the reduction is never split
+    exchange: cutlass.Array  # of the warps of the epilogue: slots of rows, and what other shares have summed
 
     @classmethod
     def allocate(cls, spec: Conv3dSpec, config: TileConfig) -> Shared:
@@ -113,9 +114,7 @@ class Shared:
         return cls(
             a=tile(config.a_stages * config.a_stage_bytes(spec)),
             b=tile(config.b_stages * config.b_stage_bytes),
-            partial=cutlass.Array(
-                cutlass.Int8, max(config.partial_bytes, CHUNK_BYTES), space=SHARED, alignment=CHUNK_BYTES
-            ),
+            exchange=cutlass.Array(cutlass.Int8, config.exchange_bytes, space=SHARED, alignment=CHUNK_BYTES),
             a_full=barriers(config.a_stages),
             a_empty=barriers(config.a_stages),
             b_full=barriers(config.b_stages),
@@ -488,7 +487,7 @@ class Conv3dSm100:
 
         A thread first moves its rows out of the accumulators, so that they are free for the next tile, rounded to BF16
         into columns of tensor memory that are its own. From there it takes a block of channels at a time, twice if
-        there is a norm.
+        there is a norm, and stores it by way of its slot of shared memory.
         """
         config = self.config
         cluster = self.cluster()
@@ -500,6 +499,8 @@ class Conv3dSm100:
         accumulator = Cursor.reading(config.accumulators)
         lanes = tmem + warp * (WARP * TMEM_LANE)
         staged = lanes + config.accumulators * config.n_block
+        exchange = self.exchange_of(shared, cluster, warp)
+        slot = self.slot_in(exchange, thread % WARP)
         phase = Int32(0)  # of the exchange of partial sums: alternates with every block
         while tile < tiles:
             place = self.order.place(tile, grid, cluster.share, cluster.split)
@@ -512,7 +513,7 @@ class Conv3dSm100:
                 elif cluster.split == 1:
                     self.stage(sums, columns)
                 else:
-                    self.add_shares(shared, sums, columns, cluster, owner, warp, phase)
+                    self.add_shares(shared, exchange, slot, sums, columns, cluster, owner, warp, phase)
                     phase = phase ^ 1
                 prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
                 if prims.elect_sync():
@@ -527,10 +528,20 @@ class Conv3dSm100:
                     row = Row.at(grid, place.n, place.t, ho, wo)
                     columns = staged + m * (config.n_blocks * config.staged_columns)
                     if cutlass.const_expr(self.spec.finish.post.norm):
-                        self.finish_normalized(columns, row, place.channel, tensors)
+                        self.finish_normalized(columns, slot, row, place.channel, tensors)
                     else:
-                        self.finish_plain(columns, row, place.channel, tensors)
+                        self.finish_plain(columns, slot, row, place.channel, tensors)
             tile += cluster.count
+        slot.wait_until_stored()
+
+    def exchange_of(self, shared: Shared, cluster: Cluster, warp: Int32) -> cutlass.Array:
+        """The part of the exchange memory that this warp has in the CTA that finishes its rows."""
+        smallest = self.config.exchange_bytes // EPILOGUE_WARPS
+        return shared.exchange.subview(warp % (EPILOGUE_WARPS // cluster.split) * cluster.split * smallest)
+
+    def slot_in(self, exchange: cutlass.Array, lane: Int32) -> RowSlot:
+        address = exchange.data_ptr().toint().to(Int32) + lane * self.config.slot_bytes
+        return RowSlot(address, self.config.n_block, self.spec.co)
 
     def stage(self, block: Int32, staged: Int32) -> None:
         """Round this thread's row of a block to BF16, two channels to a column."""
@@ -542,6 +553,8 @@ class Conv3dSm100:
     def add_shares(
         self,
         shared: Shared,
+        exchange: cutlass.Array,
+        slot: RowSlot,
         block: Int32,
         staged: Int32,
         cluster: Cluster,
@@ -553,23 +566,25 @@ class Conv3dSm100:
 
         Every warp has an owner among the shares. In the other shares it sends its rows to the owner's shared memory;
         there they are added in the order of the shares, so that results do not depend on who comes first.
+
+        The sums arrive where the slots of this warp are, and only of this warp: it says that it has room when all its
+        lanes' copies have read them, and no lane writes its slot before all have read the sums.
         """
         wanted, sent = shared.partial_wanted.subview(warp), shared.partial_sent.subview(warp)
-        owned_warps = EPILOGUE_WARPS // cluster.split
-        slot_bytes = WARP * self.config.n_block * FP32_BYTES  # of one warp of one share
         lane = cute.arch.thread_idx()[0] % WARP
-        pieces = shared.partial.subview((warp % owned_warps) * slot_bytes + lane * CHUNK_BYTES)
-        share_bytes = owned_warps * slot_bytes
+        pieces = exchange.subview(lane * CHUNK_BYTES)
+        share_bytes = WARP * self.config.n_block * FP32_BYTES
         owner_rank = owner * PAIR + cluster.rank
         if owner != cluster.share:
             wait_cluster(wanted, phase)
-            slot = cluster.share - Int32(cluster.share > owner)  # the owner needs none
-            self.send_row(pieces.subview(slot * share_bytes), block, owner_rank)
+            index = cluster.share - Int32(cluster.share > owner)  # the owner sends none
+            self.send_row(pieces.subview(index * share_bytes), block, owner_rank)
             prims.bar_warp_sync(ALL_LANES)
             if prims.elect_sync():
                 prims.mbarrier_arrive(prims.mapa(sent, owner_rank), scope=prims.MemScope.CLUSTER)
         else:
-            prims.bar_warp_sync(ALL_LANES)  # all lanes have read the block before
+            slot.wait_until_read()
+            prims.bar_warp_sync(ALL_LANES)
             if prims.elect_sync():
                 for other in cutlass.range(cluster.split, unroll=1):
                     if other != owner:
@@ -578,6 +593,7 @@ class Conv3dSm100:
             wait_cluster(sent, phase)
             for part in cutlass.range_constexpr(0, self.config.n_block, PART):
                 self.put_staged(staged, part, self.total(pieces, share_bytes, block, part, cluster, owner))
+            prims.bar_warp_sync(ALL_LANES)  # all lanes have read the sums
 
     def piece(self, column: int) -> int:
         """Where the piece with a column lies: four columns of a row, with those of the warp's other rows beside it."""
@@ -596,7 +612,7 @@ class Conv3dSm100:
     def total(
         self,
         pieces: cutlass.Array,
-        share_bytes: Int32,
+        share_bytes: cutlass.Constexpr[int],
         block: Int32,
         part: cutlass.Constexpr[int],
         cluster: Cluster,
@@ -612,9 +628,9 @@ class Conv3dSm100:
                 for index in cutlass.range_constexpr(PART):
                     sums[index] = sums[index] + own[index]
             else:
-                slot = pieces.subview((share - Int32(share > owner)) * share_bytes)
+                theirs = pieces.subview((share - Int32(share > owner)) * share_bytes)
                 for first in cutlass.range_constexpr(0, PART, CHUNK_REGISTERS):
-                    place = shared_pointer(slot.subview(self.piece(part + first)), Float32)
+                    place = shared_pointer(theirs.subview(self.piece(part + first)), Float32)
                     four = prims.load_ext(place, count=CHUNK_REGISTERS)
                     for index in cutlass.range_constexpr(CHUNK_REGISTERS):
                         sums[first + index] = sums[first + index] + four[index]
@@ -635,32 +651,45 @@ class Conv3dSm100:
         return [values[index] for index in range(PART // 2)]
 
     @cute.jit
-    def finish_plain(self, staged: Int32, row: Row, channel: Int32, tensors: Tensors):
+    def finish_plain(self, staged: Int32, slot: RowSlot, row: Row, channel: Int32, tensors: Tensors):
         """Bias and residual, where there are any, of this thread's row."""
         config, finish = self.config, self.spec.finish
+        # A row that is saved is not junk, and its value is its result: one block of bytes for all destinations.
+        destinations = finish.value_destinations(row, tensors) + finish.result_destinations(row, tensors)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
+            slot.wait_until_read()
             for part in cutlass.range_constexpr(0, config.n_block, PART):
                 value = finish.value(self.get_staged(columns, part), row, first + part, 1, tensors)
-                finish.put_result(value, None, row, first + part, 1, tensors)
+                slot.put(part, finish.result(value, None, row, first + part, 1, tensors))
+            slot.send(destinations, first)
 
     @cute.jit
-    def finish_normalized(self, staged: Int32, row: Row, channel: Int32, tensors: Tensors):
+    def finish_normalized(self, staged: Int32, slot: RowSlot, row: Row, channel: Int32, tensors: Tensors):
         """The same, then the norm over the row and what follows it."""
         config, finish = self.config, self.spec.finish
+        saved, destinations = finish.value_destinations(row, tensors), finish.result_destinations(row, tensors)
         squares = Float32(0.0)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
+            slot.wait_until_read()
             for part in cutlass.range_constexpr(0, config.n_block, PART):
                 value = finish.value(self.get_staged(columns, part), row, first + part, 1, tensors)
                 squares = squares + postops.sum_of_squares(value)
                 self.put_staged(columns, part, value)
+                if cutlass.const_expr(len(saved) > 0):
+                    slot.put(part, value)
+            if cutlass.const_expr(len(saved) > 0):
+                slot.send(saved, first)
         prims.tcgen05_wait(prims.Tcgen05Wait.STORE)
         quotient = postops.Quotient.by_norm(squares)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
+            slot.wait_until_read()
             for part in cutlass.range_constexpr(0, config.n_block, PART):
-                finish.put_result(self.get_staged(columns, part), quotient, row, first + part, 1, tensors)
+                result = finish.result(self.get_staged(columns, part), quotient, row, first + part, 1, tensors)
+                slot.put(part, result)
+            slot.send(destinations, first)
 
     @cute.jit
     def fill(self, grid: PaddedGrid, thread: Int32, tensors: Tensors):

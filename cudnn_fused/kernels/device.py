@@ -44,6 +44,12 @@ def store_chunk(address: Int64, registers: Sequence[Int32]) -> None:
     prims.store_ext(vector, cutlass.inttoptr(address, GLOBAL, Int32))
 
 
+def store_shared_chunk(address: Int32, registers: Sequence[Int32]) -> None:
+    """Eight BF16 to shared memory."""
+    vector = cutlass.Vector.from_elements(tuple(registers), dtype=Int32)
+    prims.store_ext(vector, cutlass.inttoptr(address, SHARED, Int32))
+
+
 def shared_pointer(place: cutlass.Array, dtype: type) -> cutlass.Pointer:
     """Shared memory seen as another type."""
     return cutlass.inttoptr(place.data_ptr().toint().to(Int32), SHARED, dtype)

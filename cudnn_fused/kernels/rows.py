@@ -78,6 +78,15 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Destination:
+    """A pixel of an output where a row goes, if it does. Values of a running kernel."""
+
+    tensor: Int64
+    pixel: Int32
+    present: Boolean
+
+
+@dataclass(frozen=True)
 class RowFinish:
     """How rows are finished. Fixed when a kernel is compiled."""
 
@@ -110,56 +119,53 @@ class RowFinish:
         """
         row = Row.at(grid, n, t, ho, wo)
         value = self.value(main, row, channel, lanes, tensors)
+        for destination in self.value_destinations(row, tensors):
+            self.put_if_present(destination, channel, lanes, value)
         quotient = self.post.quotient(value, sum_over_lanes(lanes))
-        self.put_result(value, quotient, row, channel, lanes, tensors)
+        result = self.result(value, quotient, row, channel, lanes, tensors)
+        for destination in self.result_destinations(row, tensors):
+            self.put_if_present(destination, channel, lanes, result)
 
-    # The steps of `store`, each of which may be taken with any part of a lane's channels; only the norm needs them all.
+    # The steps of `store`. The arithmetic takes any part of a lane's channels; only the norm needs them all.
 
-    @cute.jit
-    def value(self, main: list, row: Row, channel: Int32, lanes: cutlass.Constexpr[int], tensors: Tensors) -> Fragment:
-        """Add biases and residual, and save the sum where that is an output."""
+    def value(self, main: Fragment, row: Row, channel: Int32, lanes: int, tensors: Tensors) -> Fragment:
+        """Add biases and residual."""
         size = len(main) // CHUNK_REGISTERS
-        value = self.post.value(
+        return self.post.value(
             main,
             bias=lambda: self.load(tensors.bias, Int32(0), channel, lanes, size),
             residual=lambda: self.load(tensors.residual, row.pixel, channel, lanes, size),
             residual_bias=lambda: self.load(tensors.residual_bias, Int32(0), channel, lanes, size),
         )
-        if cutlass.const_expr(self.saves_value):  # noqa: SIM102 -- decided by the compiler, and then by the kernel
-            if row.real:
-                self.put(tensors.residual_output, row.pixel, channel, lanes, value)
-        return value
 
-    @cute.jit
-    def put_result(
-        self,
-        value: list,
-        quotient: Quotient | None,
-        row: Row,
-        channel: Int32,
-        lanes: cutlass.Constexpr[int],
-        tensors: Tensors,
-    ):
-        """Normalize and activate where that follows, and store into the output and the cache."""
-        size, grid = len(value) // CHUNK_REGISTERS, row.grid
+    def value_destinations(self, row: Row, tensors: Tensors) -> list[Destination]:
+        """Where the value goes before a norm: where it is saved, if that is an output."""
+        return [Destination(tensors.residual_output, row.pixel, row.real)] if self.saves_value else []
+
+    def result(
+        self, value: Fragment, quotient: Quotient | None, row: Row, channel: Int32, lanes: int, tensors: Tensors
+    ) -> Fragment:
+        """Normalize and activate where that follows. Rows that are stored though they are junk become zeros."""
+        size = len(value) // CHUNK_REGISTERS
         gamma = lambda: self.load(tensors.gamma, Int32(0), channel, lanes, size)  # noqa: E731
         result = self.post.activated(value, quotient, gamma)
-        if cutlass.const_expr(self.layout is Layout.CONTIGUOUS):
-            if row.real:
-                self.put(tensors.output, row.pixel, channel, lanes, result)
-        elif cutlass.const_expr(self.layout is Layout.BOTTOM_RIGHT):
-            if row.in_frame & (row.wo <= grid.out_w):
-                target = grid.bottom_right_pixel(row.frame, row.ho, row.wo)
-                self.put(tensors.output, target, channel, lanes, masked(row.real, result))
-        else:
-            if row.in_frame:
-                target = grid.padded_pixel(row.n, row.t, row.ho, row.wo)
-                self.put(tensors.output, target, channel, lanes, masked(row.real, result))
-            cached = self.cached_frames(grid)
-            slot = row.t - grid.out_t + cached
-            if row.real & (slot >= 0):
-                target = ((row.n * cached + slot) * grid.out_h + row.ho) * grid.out_w + row.wo
-                self.put(tensors.cache_output, target, channel, lanes, result)
+        return result if self.layout is Layout.CONTIGUOUS else masked(row.real, result)
+
+    def result_destinations(self, row: Row, tensors: Tensors) -> list[Destination]:
+        """Where the result goes: into the output, and with a padded one into the cache while it keeps the frame."""
+        grid = row.grid
+        if self.layout is Layout.CONTIGUOUS:
+            return [Destination(tensors.output, row.pixel, row.real)]
+        if self.layout is Layout.BOTTOM_RIGHT:
+            target = grid.bottom_right_pixel(row.frame, row.ho, row.wo)
+            return [Destination(tensors.output, target, row.in_frame & (row.wo <= grid.out_w))]
+        cached = self.cached_frames(grid)
+        slot = row.t - grid.out_t + cached
+        kept = ((row.n * cached + slot) * grid.out_h + row.ho) * grid.out_w + row.wo
+        return [
+            Destination(tensors.output, grid.padded_pixel(row.n, row.t, row.ho, row.wo), row.in_frame),
+            Destination(tensors.cache_output, kept, row.real & (slot >= 0)),
+        ]
 
     def cached_frames(self, grid: PaddedGrid) -> Int32:
         """Frames of the cache: the last two of all there are, earlier ones included."""
@@ -172,6 +178,12 @@ class RowFinish:
         for index in range(size):
             fragment += load_chunk(first + index * lanes * CHUNK_BYTES)
         return fragment
+
+    @cute.jit
+    def put_if_present(self, destination: Destination, channel: Int32, lanes: cutlass.Constexpr[int], fragment: list):
+        """Store chunks of a row at one of its destinations, ``lanes`` chunks apart."""
+        if destination.present:
+            self.put(destination.tensor, destination.pixel, channel, lanes, fragment)
 
     def put(self, tensor: Int64, pixel: Int32, channel: Int32, lanes: int, fragment: Fragment) -> None:
         """Store chunks of a pixel, ``lanes`` chunks apart."""

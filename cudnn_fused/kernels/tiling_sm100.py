@@ -23,6 +23,7 @@ BARRIER_BYTES = 8
 FP32_BYTES = 4
 WARP = 32
 EPILOGUE_WARPS = BLOCK_ROWS // WARP
+SLOT_GAP = 16  # bytes behind a slot: then 16-byte stores of eight neighbouring lanes meet every bank once
 SHARED_BYTES = 227 * 1024 - 1024  # of a CTA, less what the compiler reserves and aligns
 
 
@@ -111,15 +112,25 @@ class TileConfig:
         return tuple(split for split in (1, 2, 4) if split <= self.max_split)
 
     @property
-    def partial_bytes(self) -> int:
-        """Room for what the other shares have summed of the rows that a CTA finishes, one block at a time."""
-        owned_rows = BLOCK_ROWS // self.max_split
-        return (self.max_split - 1) * owned_rows * self.n_block * FP32_BYTES
+    def slot_bytes(self) -> int:
+        """From one slot to the next: a thread's block of finished channels, and a gap."""
+        return self.n_block * ELEMENT_BYTES + SLOT_GAP
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory of the epilogue, in equal parts for the warps that finish rows in a CTA.
+
+        A part has the slots of a warp and, in the same place, what the other shares have summed of its rows, one block
+        at a time. Half as many warps in twice as many shares have parts of twice the size, so the most shares need the
+        most room.
+        """
+        sums = (self.max_split - 1) * (BLOCK_ROWS // self.max_split) * self.n_block * FP32_BYTES
+        return max(BLOCK_ROWS * self.slot_bytes, sums)
 
     def shared_bytes(self, spec: Conv3dSpec) -> int:
         barriers = 2 * BARRIER_BYTES * (self.a_stages + self.b_stages + self.accumulators + EPILOGUE_WARPS)
         stages = self.a_stages * self.a_stage_bytes(spec) + self.b_stages * self.b_stage_bytes
-        return stages + self.partial_bytes + barriers
+        return stages + self.exchange_bytes + barriers
 
     def problem(self, spec: Conv3dSpec) -> str | None:
         """Why this tile cannot serve the operation, or None if it can."""
@@ -144,8 +155,8 @@ class TileConfig:
 
 # Tiles in order of preference: at equal cost the first is taken.
 TILES = (
-    TileConfig(m_blocks=1, n_blocks=2, n_block=160, a_stages=4, b_stages=14),
-    TileConfig(m_blocks=2, n_blocks=1, n_block=160, a_stages=3, b_stages=11),
+    TileConfig(m_blocks=1, n_blocks=2, n_block=160, a_stages=4, b_stages=11),
+    TileConfig(m_blocks=2, n_blocks=1, n_block=160, a_stages=3, b_stages=8),
     TileConfig(m_blocks=1, n_blocks=1, n_block=160, a_stages=4, b_stages=9, max_split=4),
 )
 

@@ -36,13 +36,7 @@ MUTANTS = (
     Mutant(
         "skipped-frames", "schedule", "spec.leading_zero_frames - t, 0)", "spec.leading_zero_frames - t, 1)", "zeros"
     ),
-    Mutant(
-        "junk-column-mask",
-        "rows",
-        "target, channel, lanes, masked(row.real, result))",
-        "target, channel, lanes, result)",
-        "padded",
-    ),
+    Mutant("junk-column-mask", "rows", "else masked(row.real, result)", "else result", "padded"),
     Mutant("junk-rows", "rows", "real = in_frame & (wo < grid.out_w)", "real = in_frame & (wo <= grid.out_w)", "raw"),
     Mutant("border", "padded_grid", "return self.w + self.w", "return self.w + self.w - 1", "padded"),
     Mutant("corner-column", "rows", "row.wo <= grid.out_w", "row.wo < grid.out_w", "corner"),
@@ -64,6 +58,23 @@ MUTANTS = (
     Mutant("split-rows", "conv3d_sm100", "if owner == cluster.share:", "if owner == 0:", "split"),
     Mutant("split-room", "conv3d_sm100", "            wait_cluster(wanted, phase)\n", "", "split-tiles"),
     Mutant("split-arrival", "conv3d_sm100", "            wait_cluster(sent, phase)\n", "", "split"),
+    Mutant(
+        "split-slots",
+        "conv3d_sm100",
+        "            slot.wait_until_read()\n            prims.bar_warp_sync",
+        "            prims.bar_warp_sync",
+        "split-tiles",
+    ),
+    Mutant("saved-sum", "conv3d_sm100", "slot.send(saved, first)", "slot.send(destinations, first)", "padded"),
+    Mutant(
+        "slot-not-published",
+        "row_slot",
+        '        prims.fence_proxy("async_shared", space=prims.SharedSpace.shared_cta)\n',
+        "",
+        "raw",
+    ),
+    Mutant("slot-reuse", "row_slot", "prims.cp_async_bulk_wait_group(0, read=True)", "pass", "padded"),
+    Mutant("slots-left-behind", "conv3d_sm100", "        slot.wait_until_stored()\n", "", "split"),
     Mutant(
         "sums-not-cleared",
         "conv3d_sm100",
