@@ -21,6 +21,7 @@ MAX_BOX_ROWS = 256  # of a TMA box
 TMEM_COLUMNS = 512
 BARRIER_BYTES = 8
 FP32_BYTES = 4
+TMEM_POINTER_BYTES = 4
 WARP = 32
 EPILOGUE_WARPS = BLOCK_ROWS // WARP
 SLOT_GAP = 16  # bytes behind a slot: then 16-byte stores of eight neighbouring lanes meet every bank once
@@ -130,7 +131,7 @@ class TileConfig:
     def shared_bytes(self, spec: Conv3dSpec) -> int:
         barriers = 2 * BARRIER_BYTES * (self.a_stages + self.b_stages + self.accumulators + EPILOGUE_WARPS)
         stages = self.a_stages * self.a_stage_bytes(spec) + self.b_stages * self.b_stage_bytes
-        return stages + self.exchange_bytes + barriers
+        return stages + self.exchange_bytes + barriers + TMEM_POINTER_BYTES
 
     def problem(self, spec: Conv3dSpec) -> str | None:
         """Why this tile cannot serve the operation, or None if it can."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from cudnn_fused.kernels import sm100 as backend
+from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
+from cudnn_fused.kernels.postops import PostOps
+from cudnn_fused.kernels.rows import RowFinish
+from cudnn_fused.kernels.tiling_sm100 import tiles_for
 from cudnn_fused.testing.cases import Case, Skip
 from tests.cases import assert_same_bits
-from tests.kernels.emulated import SCHEDULES, check, run, sm100
+from tests.kernels.emulated import LATE, NEWEST, SCHEDULES, check, run, sm100
 from tests.kernels.sm100_cases import Entry, few
 
 SMALLEST = 1  # of the tiles for 160 output channels: one block
@@ -46,6 +51,15 @@ def test_the_reduction_is_split(name: str, multiprocessors: int, pairs: int, sch
     assert emulation.launches[0].cluster == (2 * pairs, 1, 1)
 
 
+@pytest.mark.parametrize("schedule", [LATE, NEWEST])
+def test_tiles_follow_each_other_on_a_split_pair(monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:
+    """The next tile's sums arrive where the last one's rows leave from, and neighbouring warps are not in step."""
+    monkeypatch.setattr(backend, "choose", lambda spec, tiles, *_: (tiles[0], 2))
+    case = Case("conv3d_raw", 1, 1, 3, 43, (160, 320))
+    emulation = check(sm100(turn=-1, multiprocessors=4), case, schedule=schedule)
+    assert (emulation.launches[0].grid, emulation.launches[0].cluster) == ((4, 1, 1), (4, 1, 1))
+
+
 def test_a_split_does_not_depend_on_who_comes_first() -> None:
     """Random numbers, which add up differently in another order."""
     outputs = []
@@ -75,6 +89,15 @@ def test_tiles_are_spread_over_pairs() -> None:
 def test_random_numbers(case: Case) -> None:
     prepared, _ = run(sm100(), case, integers=False)
     prepared.assert_accurate()
+
+
+@pytest.mark.parametrize("shared_taps", [True, False], ids=["shared", "aligned"])
+def test_shared_memory_is_accounted_for(shared_taps: bool) -> None:
+    """To the byte: what a tile says that it needs decides whether it may be used."""
+    spec = Conv3dSpec(160, RowFinish(PostOps(160)))
+    for turn, tile in enumerate(tiles_for(spec, shared_taps=shared_taps)):
+        emulation = check(sm100(turn=turn, shared_taps=shared_taps), Case("conv3d_raw", 1, 1, 1, 1, (160, 160)))
+        assert emulation.launches[0].shared_bytes == tile.shared_bytes(spec)
 
 
 def test_no_product_is_wasted_on_missing_channels() -> None:

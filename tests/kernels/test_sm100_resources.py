@@ -14,7 +14,15 @@ from cudnn_fused.kernels.pack_c12 import PackC12
 from cudnn_fused.kernels.padded_grid import PaddedGrid
 from cudnn_fused.kernels.postops import PostOps
 from cudnn_fused.kernels.rows import Layout, RowFinish
-from cudnn_fused.kernels.tiling_sm100 import TILES, TMEM_COLUMNS, TileConfig, choose, tap_row_bytes, tiles_for
+from cudnn_fused.kernels.tiling_sm100 import (
+    EPILOGUE_WARPS,
+    TILES,
+    TMEM_COLUMNS,
+    TileConfig,
+    choose,
+    tap_row_bytes,
+    tiles_for,
+)
 from cudnn_fused.testing.cubin import resources
 from cudnn_fused.testing.ptx import targeting
 
@@ -90,6 +98,15 @@ def test_every_operation_has_a_tile(name: str, shared_taps: bool) -> None:
     for tile in tiles:
         assert tile.shared_bytes(SPECS[name]) <= SHARED_LIMIT
         assert tile.accumulators * tile.n_block + tile.blocks * tile.staged_columns <= TMEM_COLUMNS
+
+
+@pytest.mark.parametrize("max_split", [1, 2, 4])
+def test_a_warp_has_room_for_its_slots_and_for_what_others_send(max_split: int) -> None:
+    tile = TileConfig(1, 1, 160, 2, 2, max_split=max_split)
+    for split in tile.splits:
+        part = tile.exchange_bytes * split // EPILOGUE_WARPS
+        assert part >= 32 * tile.slot_bytes
+        assert part >= (split - 1) * 32 * tile.n_block * 4
 
 
 WIDE = TILES[0]
