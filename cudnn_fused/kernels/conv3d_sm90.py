@@ -50,8 +50,8 @@ from cudnn_fused.kernels.device import (
     wait_cluster,
 )
 from cudnn_fused.kernels.padded_grid import HALO, TAPS, PaddedGrid
-from cudnn_fused.kernels.rows import Tensors
-from cudnn_fused.kernels.schedule import TileOrder
+from cudnn_fused.kernels.rows import Row, Tensors
+from cudnn_fused.kernels.schedule import Place, TileOrder
 from cudnn_fused.kernels.tiling_sm90 import CONSUMERS, M_BLOCK, TileConfig
 
 UNIT_CHANNELS = DESCRIPTOR_UNIT // ELEMENT_BYTES
@@ -98,6 +98,7 @@ class Loader(enum.IntEnum):
 
 
 THREADS = (Role.LOADERS + 1) * WARPGROUP
+LAST_FINISHERS = (CONSUMERS + 1) * WARPGROUP  # threads that finish a CTA's last tile: the epilogue's and the consumers'
 
 
 @dataclass(frozen=True)
@@ -341,6 +342,7 @@ class Conv3dSm90:
         follow_previous_kernel()
 
         warpgroup = warp // (WARPGROUP // WARP)
+        tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
         if warpgroup == Role.LOADERS:
             prims.setmaxregister(self.LOADER_REGISTERS, prims.SetMaxRegisterAction.DECREASE)
             loader = warp % (WARPGROUP // WARP)
@@ -350,11 +352,10 @@ class Conv3dSm90:
                 self.load_weights(shared, b_map, b_narrow_map, grid)
         elif warpgroup == Role.EPILOGUE:
             prims.setmaxregister(self.EPILOGUE_REGISTERS, prims.SetMaxRegisterAction.DECREASE)
-            tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
             self.finish_rows(shared, grid, tensors)
         else:
             prims.setmaxregister(self.CONSUMER_REGISTERS, prims.SetMaxRegisterAction.INCREASE)
-            self.multiply(shared, warpgroup, grid)
+            self.multiply(shared, warpgroup, grid, tensors)
         # A CTA's shared memory must outlive what the others of its cluster still send there.
         prims.barrier_cluster_arrive()
         prims.barrier_cluster_wait()
@@ -441,8 +442,8 @@ class Conv3dSm90:
             tile += step
 
     @cute.jit
-    def multiply(self, shared: Shared, consumer: Int32, grid: PaddedGrid):
-        """A consumer: accumulate each tile, then stage it for the epilogue."""
+    def multiply(self, shared: Shared, consumer: Int32, grid: PaddedGrid, tensors: Tensors):
+        """A consumer: accumulate each tile, then stage it for the epilogue; at last, help to finish the last one."""
         config = self.config
         rank, split, tile, step = self.cluster()
         tiles = self.order.count(grid)
@@ -461,6 +462,12 @@ class Conv3dSm90:
             prims.mbarrier_arrive(shared.staged.subview(consumer))
             phase = phase ^ 1
             tile += step
+        for each in cutlass.range_constexpr(CONSUMERS):
+            wait(shared.staged.subview(each), phase ^ 1)
+        place = self.order.place(tile - step, grid, rank, split)  # every CTA has a tile
+        rows = CONSUMERS * (config.consumer_rows // split)
+        worker = (consumer + 1) * WARPGROUP + thread  # behind those of the epilogue
+        self.finish_staged(shared, grid, place, Int32(0), rows, worker, Int32(LAST_FINISHERS), tensors)
 
     @cute.jit
     def accumulate(self, shared: Shared, a: Cursor, b: Cursor, units: Int32, consumer: Int32, thread: Int32):
@@ -662,8 +669,8 @@ class Conv3dSm90:
     def finish_rows(self, shared: Shared, grid: PaddedGrid, tensors: Tensors):
         """The epilogue warpgroup: finish staged rows, and fill what no row falls on.
 
-        ``lanes`` neighbouring lanes share a row; lane ``l`` has the chunks ``l, l + lanes, ...`` of it. The filling is
-        shared out over the tiles and done while each is computed.
+        The filling is shared out over the tiles and done while each is computed. Nothing is computed beside the last
+        tile of a CTA, so its rows are shared out over the consumers' threads too.
         """
         config, finish = self.config, self.spec.finish
         rank, split, tile, step = self.cluster()
@@ -679,25 +686,73 @@ class Conv3dSm90:
         phase = Int32(0)
         while tile < tiles:
             place = self.order.place(tile, grid, rank, split)
+            self.prefetch_residual(grid, place, thread, tensors)
             filled = Int32(0)
             while filled < filled_each_turn:
                 if filler < fillers:
                     finish.fill(grid, filler, lane, config.lanes, tensors)
                 filler += filler_step
                 filled += 1
-            for consumer in cutlass.range_constexpr(CONSUMERS):
-                wait(shared.staged.subview(consumer), phase)
-                index = slot
-                while index < owned_rows:
-                    row = consumer * config.consumer_rows + self.owned_row(index, rank, split)
-                    main = self.staged_row(shared, row, lane)
-                    ho, wo = divide(place.row + row, grid.w)
-                    channel = place.channel + lane * CHUNK_CHANNELS
-                    finish.store(main, grid, place.n, place.t, ho, wo, channel, config.lanes, tensors)
-                    index += rows_at_once
-                prims.mbarrier_arrive(shared.drained.subview(consumer))
+            last = tile + step >= tiles
+            part, parts = Int32(0), Int32(cutlass.select_(last, 1, CONSUMERS))
+            workers = Int32(cutlass.select_(last, LAST_FINISHERS, WARPGROUP))
+            while part < parts:
+                wait(shared.staged.subview(part), phase)
+                if last:
+                    wait(shared.staged.subview(CONSUMERS - 1), phase)
+                first = part * owned_rows
+                end = Int32(cutlass.select_(last, CONSUMERS * owned_rows, first + owned_rows))
+                self.finish_staged(shared, grid, place, first, end, thread, workers, tensors)
+                prims.mbarrier_arrive(shared.drained.subview(part))
+                part += 1
             phase = phase ^ 1
             tile += step
+
+    def tile_row(self, index: Int32, rank: Int32, split: Int32) -> Int32:
+        """The row in the tile of the ``index``-th of those that this CTA finishes, the first consumer's before."""
+        owned_rows = self.config.consumer_rows // split
+        consumer = Int32(index >= owned_rows)
+        return consumer * self.config.consumer_rows + self.owned_row(index - consumer * owned_rows, rank, split)
+
+    @cute.jit
+    def finish_staged(
+        self,
+        shared: Shared,
+        grid: PaddedGrid,
+        place: Place,
+        first: Int32,
+        end: Int32,
+        worker: Int32,
+        workers: Int32,
+        tensors: Tensors,
+    ):
+        """Finish the rows ``first`` to ``end`` of those that this CTA finishes, shared out over ``workers`` threads.
+
+        ``lanes`` neighbouring threads share a row; lane ``l`` has the chunks ``l, l + lanes, ...`` of it.
+        """
+        config, finish = self.config, self.spec.finish
+        rank, split, _, _ = self.cluster()
+        lane, slot = worker % config.lanes, worker // config.lanes
+        index = first + slot
+        while index < end:
+            row = self.tile_row(index, rank, split)
+            main = self.staged_row(shared, row, lane)
+            ho, wo = divide(place.row + row, grid.w)
+            channel = place.channel + lane * CHUNK_CHANNELS
+            finish.store(main, grid, place.n, place.t, ho, wo, channel, config.lanes, tensors)
+            index += workers // config.lanes
+
+    @cute.jit
+    def prefetch_residual(self, grid: PaddedGrid, place: Place, thread: Int32, tensors: Tensors):
+        """Ask for the residual of a tile while the tile is computed, so that its rows come out of the L2 cache."""
+        rank, split, _, _ = self.cluster()
+        if cutlass.const_expr(self.spec.finish.post.residual):
+            index = thread
+            while index < CONSUMERS * (self.config.consumer_rows // split):
+                ho, wo = divide(place.row + self.tile_row(index, rank, split), grid.w)
+                row = Row.at(grid, place.n, place.t, ho, wo)
+                self.spec.finish.prefetch_residual(row, place.channel, self.config.tile_n, tensors)
+                index += WARPGROUP
 
     def staged_row(self, shared: Shared, row: Int32, lane: Int32) -> postops.Fragment:
         fragment = []

@@ -50,6 +50,11 @@ def store_shared_chunk(address: Int32, registers: Sequence[Int32]) -> None:
     prims.store_ext(vector, cutlass.inttoptr(address, SHARED, Int32))
 
 
+def prefetch(address: Int64, size: int) -> None:
+    """Bring ``size`` bytes, a multiple of 16, into the L2 cache."""
+    prims.cp_async_bulk_prefetch(cutlass.inttoptr(address, GLOBAL, cutlass.Int8), size)
+
+
 def shared_pointer(place: cutlass.Array, dtype: type) -> cutlass.Pointer:
     """Shared memory seen as another type."""
     return cutlass.inttoptr(place.data_ptr().toint().to(Int32), SHARED, dtype)

@@ -23,11 +23,13 @@ from cudnn_fused.kernels.device import (
     divide,
     load_chunk,
     masked,
+    prefetch,
     store_chunk,
     sum_over_lanes,
 )
 from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid
 from cudnn_fused.kernels.postops import Fragment, PostOps, Quotient
+from cudnn_fused.operands import ELEMENT_BYTES
 
 
 class Layout(enum.Enum):
@@ -178,6 +180,13 @@ class RowFinish:
         for index in range(size):
             fragment += load_chunk(first + index * lanes * CHUNK_BYTES)
         return fragment
+
+    @cute.jit
+    def prefetch_residual(self, row: Row, channel: Int32, count: cutlass.Constexpr[int], tensors: Tensors):
+        """Ask for ``count`` channels of a row's residual, so that a later load finds them in the L2 cache."""
+        if row.real:
+            address = chunk_address(tensors.residual, row.pixel, self.channels, channel)
+            prefetch(address, count * ELEMENT_BYTES)
 
     @cute.jit
     def put_if_present(self, destination: Destination, channel: Int32, lanes: cutlass.Constexpr[int], fragment: list):
