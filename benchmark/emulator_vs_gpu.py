@@ -274,7 +274,7 @@ def random_case() -> Case:
     return Case(Tile(128), tile_samples(), [tile_call(a, b, 0, 0)], compare, [truth])
 
 
-RANDOM_UNITS = 8.0  # of 2**-24 of the absolute sum: four K steps, each rounding or truncating a few low bits
+RANDOM_UNITS = 4.0  # of 2**-24 of the absolute sum: one for each K step, in which low bits are cut off
 
 
 def arithmetic_case() -> Case:

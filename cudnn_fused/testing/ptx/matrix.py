@@ -5,10 +5,10 @@ A *chunk* is 16 bytes, the unit of every swizzle here. An operand is a matrix of
 *K-major* when neighbours along K are contiguous in shared memory, *MN-major* when neighbours along M or N are.
 
 What is measured and what is not: start addresses that begin any number of 128-byte rows into a swizzled K-major tile,
-with base offset 0 and stride offsets of 1024, 1152, 1280 and 2304 bytes, were found exact on an H200 (wgmma), and
-every non-zero base offset wrong there, as the model says. A non-zero base offset for a pattern that really starts off
-its boundary follows the ISA's wording and is unmeasured, as are MN-major layouts with a leading offset that is not
-the atom's size. tcgen05 is modelled alike because the ISA words it alike.
+with base offset 0 and stride offsets of 1024, 1152, 1280 and 2304 bytes, were found exact on an H200 (wgmma), and all
+base offsets at start rows 0 to 3 read there what the model says (benchmark/emulator_vs_gpu.py). A pattern that really
+starts off its boundary follows the ISA's wording and is unmeasured, as are MN-major layouts with a leading offset that
+is not the atom's size. tcgen05 is modelled alike because the ISA words it alike.
 """
 
 from __future__ import annotations
