@@ -259,7 +259,7 @@ class Kernels:
     def _normalization(self, problem: Problem, finish: RowFinish, grid: PaddedGrid, names: Sequence[str]) -> Launch:
         machine = self.machine_of(problem.device)
         launcher = compiled(machine.arch, NormSiluPad, finish, addresses=len(NORM_OPERANDS), numbers=1)
-        numbers = (grid.n, grid.t, grid.h, grid.w, machine.multiprocessors)
+        numbers = (grid.n, grid.t, grid.h, grid.w, NormSiluPad(finish).blocks(grid))
         addresses = Addresses(problem.operation, names)
 
         def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
