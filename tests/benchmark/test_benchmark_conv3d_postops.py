@@ -243,6 +243,21 @@ def test_goals_are_about_figures_that_exist(benchmark: ModuleType) -> None:
     assert goals == {"conv_ratio", "cublas_share", "over_raw", "compile_ratio", "copy_share"}
 
 
+def test_results_as_markdown(benchmark: ModuleType) -> None:
+    """Figures in their columns, those that miss a goal in bold; nothing where there is no figure."""
+    from results_table import table
+
+    case = Case("conv3d_rmsnorm_silu_pad", 1, 4, 8, 9, (160, 320), skip=Skip.BIASED, history=2, leading_zero_frames=0)
+    goals = (benchmark.Goal("over_raw", 1.05, at_most=True), benchmark.Goal("compile_ratio", 1.5))
+    row = benchmark.Row(benchmark.Entry(case, "", goals), {"ours_ms": 0.12345, "over_raw": 1.061, "compile_ratio": 1.5})
+    titles, _, line = table({"rows": [row.as_dict()]}).splitlines()
+    named = dict(zip(titles.split(" | "), line.split(" | "), strict=True))
+    assert named["channels"] == "160->320"
+    assert named["with"] == "history 2, residual, its bias"
+    assert (named["ms"], named["over bare"], named["than `torch.compile`"]) == ("0.123", "**1.06**", "1.50")
+    assert named["of cuBLAS"] == ""
+
+
 def test_shape_picks_what_fits(benchmark: ModuleType) -> None:
     def cases(*arguments: str) -> dict[str, Case]:
         return {e.case.variant: e.case for e in benchmark.entries(benchmark.parse([*CHECK, *arguments]))}
