@@ -224,8 +224,8 @@ def matmul_contender(device: torch.device, size: int = CUBLAS_SIZE) -> tuple[Con
 def copy_contender(device: torch.device, moved: int = COPY_BYTES) -> tuple[Contender, int]:
     """A device copy that reads and writes ``moved`` bytes together.
 
-    It is an elementwise kernel, which changes the signs on the way: ``copy_`` in a CUDA Graph is a memory-copy node, and
-    large ones moved 2.75 TB/s on an H200 where this kernel, like ``copy_`` outside of a graph, moved 4.27.
+    It is an elementwise kernel, which changes the signs on the way: ``copy_`` in a CUDA Graph is a memory-copy node,
+    and large ones moved 2.75 TB/s on an H200 where this kernel, like ``copy_`` outside of a graph, moved 4.27.
     """
     source = torch.randn(moved // 2 // 2, dtype=torch.bfloat16, device=device)
     target = torch.empty_like(source)
