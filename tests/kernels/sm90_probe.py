@@ -19,6 +19,7 @@ TALL = TILES[0]
 # A case and the split of its reduction, which is as many CTAs as there are.
 PROBES = {
     "raw": (Case("conv3d_raw", 1, 1, 3, 5, (160, 160)), 1),
+    "full": (Case("conv3d_raw", 1, 1, 2, 120, (160, 160)), 1),
     "tiles": (Case("conv3d_raw", 1, 2, 2, 129, (160, 160)), 1),
     "split": (Case("conv3d_raw", 1, 2, 3, 29, (160, 160)), 4),
 }

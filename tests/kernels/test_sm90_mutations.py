@@ -32,6 +32,8 @@ MUTANTS = {
     "weights-overwritten": (WAIT_AND_RELEASE, RELEASE_TOO_EARLY, "raw"),
     "unfinished-products": ("        prims.wgmma_wait_group_sync_aligned(0)\n", "", "raw"),
     "staging-overwritten": ("            wait(shared.drained.subview(consumer), phase ^ 1)\n", "", "tiles"),
+    "last-tile-not-staged": ("            wait(shared.staged.subview(each), phase ^ 1)\n", "            pass\n", "raw"),
+    "last-tile-left-over": ("worker = (consumer + 1) * WARPGROUP", "worker = consumer * WARPGROUP", "full"),
     "partner-overwritten": ("            wait_cluster(wanted, phase)\n", "", "split"),
     "sums-not-there-yet": ("            wait_cluster(sent, phase)\n", "", "split"),
     "slots-overwritten": (
