@@ -40,6 +40,7 @@ from cudnn_fused.kernels.conv3d_spec import (
     Conv3dSpec,
 )
 from cudnn_fused.kernels.device import (
+    ALL_LANES,
     CHUNK_BYTES,
     CHUNK_CHANNELS,
     CHUNK_REGISTERS,
@@ -53,7 +54,7 @@ from cudnn_fused.kernels.device import (
     wait_cluster,
 )
 from cudnn_fused.kernels.padded_grid import HALO, TAPS, PaddedGrid
-from cudnn_fused.kernels.row_slot import RowSlot
+from cudnn_fused.kernels.row_slots import RowSlots
 from cudnn_fused.kernels.rows import Row, Tensors
 from cudnn_fused.kernels.schedule import TileOrder
 from cudnn_fused.kernels.tiling_sm100 import (
@@ -69,7 +70,6 @@ from cudnn_fused.kernels.tiling_sm100 import (
 BOTH = prims.CTAGroup.CTA_2
 TMEM = 6  # the address space of tensor memory, whose addresses are lane << 16 | column
 TMEM_LANE = 1 << 16
-ALL_LANES = 0xFFFFFFFF
 PART = 32  # channels of one step of the epilogue
 UNUSED_OFFSET = 16  # leading offset of a descriptor of swizzled rows
 
@@ -487,7 +487,7 @@ class Conv3dSm100:
 
         A thread first moves its rows out of the accumulators, so that they are free for the next tile, rounded to BF16
         into columns of tensor memory that are its own. From there it takes a block of channels at a time, twice if
-        there is a norm, and stores it by way of its slot of shared memory.
+        there is a norm, and its warp stores them by way of shared memory.
         """
         config = self.config
         cluster = self.cluster()
@@ -500,7 +500,9 @@ class Conv3dSm100:
         lanes = tmem + warp * (WARP * TMEM_LANE)
         staged = lanes + config.accumulators * config.n_block
         exchange = self.exchange_of(shared, cluster, warp)
-        slot = self.slot_in(exchange, thread % WARP)
+        slots = RowSlots(
+            exchange.data_ptr().toint().to(Int32), thread % WARP, config.slot_bytes, config.n_block, self.spec.co
+        )
         phase = Int32(0)  # of the exchange of partial sums: alternates with every block
         while tile < tiles:
             place = self.order.place(tile, grid, cluster.share, cluster.split)
@@ -513,7 +515,7 @@ class Conv3dSm100:
                 elif cluster.split == 1:
                     self.stage(sums, columns)
                 else:
-                    self.add_shares(shared, exchange, slot, sums, columns, cluster, owner, warp, phase)
+                    self.add_shares(shared, exchange, sums, columns, cluster, owner, warp, phase)
                     phase = phase ^ 1
                 prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
                 if prims.elect_sync():
@@ -528,20 +530,15 @@ class Conv3dSm100:
                     row = Row.at(grid, place.n, place.t, ho, wo)
                     columns = staged + m * (config.n_blocks * config.staged_columns)
                     if cutlass.const_expr(self.spec.finish.post.norm):
-                        self.finish_normalized(columns, slot, row, place.channel, tensors)
+                        self.finish_normalized(columns, slots, row, place.channel, tensors)
                     else:
-                        self.finish_plain(columns, slot, row, place.channel, tensors)
+                        self.finish_plain(columns, slots, row, place.channel, tensors)
             tile += cluster.count
-        slot.wait_until_stored()
 
     def exchange_of(self, shared: Shared, cluster: Cluster, warp: Int32) -> cutlass.Array:
         """The part of the exchange memory that this warp has in the CTA that finishes its rows."""
         smallest = self.config.exchange_bytes // EPILOGUE_WARPS
         return shared.exchange.subview(warp % (EPILOGUE_WARPS // cluster.split) * cluster.split * smallest)
-
-    def slot_in(self, exchange: cutlass.Array, lane: Int32) -> RowSlot:
-        address = exchange.data_ptr().toint().to(Int32) + lane * self.config.slot_bytes
-        return RowSlot(address, self.config.n_block, self.spec.co)
 
     def stage(self, block: Int32, staged: Int32) -> None:
         """Round this thread's row of a block to BF16, two channels to a column."""
@@ -554,7 +551,6 @@ class Conv3dSm100:
         self,
         shared: Shared,
         exchange: cutlass.Array,
-        slot: RowSlot,
         block: Int32,
         staged: Int32,
         cluster: Cluster,
@@ -567,8 +563,8 @@ class Conv3dSm100:
         Every warp has an owner among the shares. In the other shares it sends its rows to the owner's shared memory;
         there they are added in the order of the shares, so that results do not depend on who comes first.
 
-        The sums arrive where the slots of this warp are, and only of this warp: it says that it has room when all its
-        lanes' copies have read them, and no lane writes its slot before all have read the sums.
+        The sums arrive where the slots of this warp are, and only of this warp: it says that it has room when all slots
+        have been stored, and no lane fills its slot before all have read the sums.
         """
         wanted, sent = shared.partial_wanted.subview(warp), shared.partial_sent.subview(warp)
         lane = cute.arch.thread_idx()[0] % WARP
@@ -583,7 +579,6 @@ class Conv3dSm100:
             if prims.elect_sync():
                 prims.mbarrier_arrive(prims.mapa(sent, owner_rank), scope=prims.MemScope.CLUSTER)
         else:
-            slot.wait_until_read()
             prims.bar_warp_sync(ALL_LANES)
             if prims.elect_sync():
                 for other in cutlass.range(cluster.split, unroll=1):
@@ -651,45 +646,42 @@ class Conv3dSm100:
         return [values[index] for index in range(PART // 2)]
 
     @cute.jit
-    def finish_plain(self, staged: Int32, slot: RowSlot, row: Row, channel: Int32, tensors: Tensors):
+    def finish_plain(self, staged: Int32, slots: RowSlots, row: Row, channel: Int32, tensors: Tensors):
         """Bias and residual, where there are any, of this thread's row."""
         config, finish = self.config, self.spec.finish
         # A row that is saved is not junk, and its value is its result: one block of bytes for all destinations.
         destinations = finish.value_destinations(row, tensors) + finish.result_destinations(row, tensors)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
-            slot.wait_until_read()
             for part in cutlass.range_constexpr(0, config.n_block, PART):
                 value = finish.value(self.get_staged(columns, part), row, first + part, 1, tensors)
-                slot.put(part, finish.result(value, None, row, first + part, 1, tensors))
-            slot.send(destinations, first)
+                slots.put(part, finish.result(value, None, row, first + part, 1, tensors))
+            slots.store(destinations, first)
 
     @cute.jit
-    def finish_normalized(self, staged: Int32, slot: RowSlot, row: Row, channel: Int32, tensors: Tensors):
+    def finish_normalized(self, staged: Int32, slots: RowSlots, row: Row, channel: Int32, tensors: Tensors):
         """The same, then the norm over the row and what follows it."""
         config, finish = self.config, self.spec.finish
         saved, destinations = finish.value_destinations(row, tensors), finish.result_destinations(row, tensors)
         squares = Float32(0.0)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
-            slot.wait_until_read()
             for part in cutlass.range_constexpr(0, config.n_block, PART):
                 value = finish.value(self.get_staged(columns, part), row, first + part, 1, tensors)
                 squares = squares + postops.sum_of_squares(value)
                 self.put_staged(columns, part, value)
                 if cutlass.const_expr(len(saved) > 0):
-                    slot.put(part, value)
+                    slots.put(part, value)
             if cutlass.const_expr(len(saved) > 0):
-                slot.send(saved, first)
+                slots.store(saved, first)
         prims.tcgen05_wait(prims.Tcgen05Wait.STORE)
         quotient = postops.Quotient.by_norm(squares)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
-            slot.wait_until_read()
             for part in cutlass.range_constexpr(0, config.n_block, PART):
                 result = finish.result(self.get_staged(columns, part), quotient, row, first + part, 1, tensors)
-                slot.put(part, result)
-            slot.send(destinations, first)
+                slots.put(part, result)
+            slots.store(destinations, first)
 
     @cute.jit
     def fill(self, grid: PaddedGrid, thread: Int32, tensors: Tensors):

@@ -16,6 +16,7 @@ CHUNK_CHANNELS = CHUNK_BYTES // ELEMENT_BYTES
 CHUNK_REGISTERS = CHUNK_BYTES // 4
 WARP = 32
 WARPGROUP = 128
+ALL_LANES = 0xFFFFFFFF
 
 SHARED = cutlass.AddressSpace.smem
 GLOBAL = cutlass.AddressSpace.gmem
@@ -42,6 +43,12 @@ def store_chunk(address: Int64, registers: Sequence[Int32]) -> None:
     """Eight BF16 to global memory."""
     vector = cutlass.Vector.from_elements(tuple(registers), dtype=Int32)
     prims.store_ext(vector, cutlass.inttoptr(address, GLOBAL, Int32))
+
+
+def load_shared_chunk(address: Int32) -> list[Int32]:
+    """Eight BF16 from shared memory."""
+    values = prims.load_ext(cutlass.inttoptr(address, SHARED, Int32), count=CHUNK_REGISTERS)
+    return [values[index] for index in range(CHUNK_REGISTERS)]
 
 
 def store_shared_chunk(address: Int32, registers: Sequence[Int32]) -> None:
@@ -77,7 +84,7 @@ def sum_over_lanes(lanes: int):
     def reduce(value: Float32) -> Float32:
         distance = 1
         while distance < lanes:
-            value = value + prims.shfl_sync(0xFFFFFFFF, value, distance, WARP - 1, "bfly")
+            value = value + prims.shfl_sync(ALL_LANES, value, distance, WARP - 1, "bfly")
             distance *= 2
         return value
 
