@@ -194,8 +194,9 @@ class Conv3dSm100:
     ):
         """Launch. Tensors are device addresses, 0 for those that the operation does not use."""
         spec, config = self.spec, self.config
+        grid = PaddedGrid(n, t, h, w)
         # A long pixel of joined taps begins at every pixel but the last two.
-        rows = n * t * h * w - (HALO if spec.joins_w_taps else 0)
+        rows = grid.pixels - (HALO if spec.joins_w_taps else 0)
         a_map = cuda.create_tensor_map_tiled(
             global_address=input,
             dtype=BFloat16,
@@ -215,22 +216,8 @@ class Conv3dSm100:
             box_dims=(K_CHUNK, 1, config.b_rows),
             swizzle=cuda.TensorMapSwizzle.s128b,
         )
-        self.kernel(
-            a_map,
-            b_map,
-            bias,
-            gamma,
-            residual,
-            residual_bias,
-            previous,
-            output,
-            cache_output,
-            residual_output,
-            n,
-            t,
-            h,
-            w,
-        ).launch(
+        tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
+        self.kernel(a_map, b_map, tensors, grid).launch(
             grid=(PAIR * split * clusters, 1, 1),
             block=(THREADS, 1, 1),
             cluster=(PAIR * split, 1, 1),
@@ -246,20 +233,9 @@ class Conv3dSm100:
         self,
         a_map: cutlass.GridConstant[cuda.TensorMap],
         b_map: cutlass.GridConstant[cuda.TensorMap],
-        bias: Int64,
-        gamma: Int64,
-        residual: Int64,
-        residual_bias: Int64,
-        previous: Int64,
-        output: Int64,
-        cache_output: Int64,
-        residual_output: Int64,
-        n: Int32,
-        t: Int32,
-        h: Int32,
-        w: Int32,
+        tensors: Tensors,
+        grid: PaddedGrid,
     ):
-        grid = PaddedGrid(n, t, h, w)
         shared = Shared.allocate(self.spec, self.config)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         split = self.cluster().split
@@ -283,7 +259,6 @@ class Conv3dSm100:
         elif warp == Role.MULTIPLIER:
             self.multiply(shared, grid, tmem)
         else:
-            tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
             self.finish_rows(shared, grid, tmem, warp, tensors)
         # Neither CTA may go while the other multiplies with its shared memory or signals its barriers.
         prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)

@@ -255,24 +255,8 @@ class Conv3dSm90:
         grid = PaddedGrid(n, t, h, w)
         a_map, b_map = self.tensor_maps(input, weight, grid, max(self.widths))
         a_narrow_map, b_narrow_map = self.tensor_maps(input, weight, grid, min(self.widths))
-        self.kernel(
-            a_map,
-            b_map,
-            a_narrow_map,
-            b_narrow_map,
-            bias,
-            gamma,
-            residual,
-            residual_bias,
-            previous,
-            output,
-            cache_output,
-            residual_output,
-            n,
-            t,
-            h,
-            w,
-        ).launch(
+        tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
+        self.kernel(a_map, b_map, a_narrow_map, b_narrow_map, tensors, grid).launch(
             grid=(clusters * split, 1, 1),
             block=(THREADS, 1, 1),
             cluster=(split, 1, 1),
@@ -316,20 +300,9 @@ class Conv3dSm90:
         b_map: cutlass.GridConstant[cuda.TensorMap],
         a_narrow_map: cutlass.GridConstant[cuda.TensorMap],
         b_narrow_map: cutlass.GridConstant[cuda.TensorMap],
-        bias: Int64,
-        gamma: Int64,
-        residual: Int64,
-        residual_bias: Int64,
-        previous: Int64,
-        output: Int64,
-        cache_output: Int64,
-        residual_output: Int64,
-        n: Int32,
-        t: Int32,
-        h: Int32,
-        w: Int32,
+        tensors: Tensors,
+        grid: PaddedGrid,
     ):
-        grid = PaddedGrid(n, t, h, w)
         shared = Shared.allocate(self.config)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0 and prims.elect_sync():
@@ -342,7 +315,6 @@ class Conv3dSm90:
         follow_previous_kernel()
 
         warpgroup = warp // (WARPGROUP // WARP)
-        tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
         if warpgroup == Role.LOADERS:
             prims.setmaxregister(self.LOADER_REGISTERS, prims.SetMaxRegisterAction.DECREASE)
             loader = warp % (WARPGROUP // WARP)

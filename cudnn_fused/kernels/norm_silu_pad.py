@@ -56,30 +56,14 @@ class NormSiluPad:
         stream,
     ):
         """Launch. ``n, t, h, w`` are the extents of the padded output; tensors are device addresses, 0 if unused."""
-        self.kernel(
-            input, bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output, n, t, h, w
-        ).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True)
+        tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
+        self.kernel(input, tensors, PaddedGrid(n, t, h, w)).launch(
+            grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True
+        )
 
     @cute.kernel
-    def kernel(
-        self,
-        input: Int64,
-        bias: Int64,
-        gamma: Int64,
-        residual: Int64,
-        residual_bias: Int64,
-        previous: Int64,
-        output: Int64,
-        cache_output: Int64,
-        residual_output: Int64,
-        n: Int32,
-        t: Int32,
-        h: Int32,
-        w: Int32,
-    ):
+    def kernel(self, input: Int64, tensors: Tensors, grid: PaddedGrid):
         follow_previous_kernel()
-        grid = PaddedGrid(n, t, h, w)
-        tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
         thread = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
         threads = cute.arch.grid_dim()[0] * THREADS
         lane = thread % self.lanes

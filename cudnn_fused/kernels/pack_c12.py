@@ -6,11 +6,14 @@ the last two frames of all go into the cache, unpadded, for the next chunk.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint16
 from cutlass.experimental import primitives as prims
 
+from cudnn_fused.kernels.arguments import KernelArgument
 from cudnn_fused.kernels.device import (
     CHUNK_REGISTERS,
     ELEMENT_BYTES,
@@ -27,6 +30,27 @@ CHANNELS = 12
 PIXEL = 16  # channels of a packed pixel
 PAIRS = CHANNELS // 2  # registers of a pixel's real channels
 HISTORY_REGISTERS = 2  # history is 8-byte aligned
+
+
+@dataclass(frozen=True)
+class Video(KernelArgument):
+    """The address of a raw chunk, and its strides in elements."""
+
+    address: Int64
+    stride_n: Int64
+    stride_c: Int64
+    stride_t: Int64
+    stride_h: Int64
+    stride_w: Int64
+
+    def offset(self, n: Int32, t: Int32, h: Int32, w: Int32) -> Int64:
+        """Of the first channel of a pixel, in elements."""
+        return Int64(n) * self.stride_n + Int64(t) * self.stride_t + Int64(h) * self.stride_h + Int64(w) * self.stride_w
+
+    def element(self, offset: Int64) -> Int32:
+        """The bits of one BF16."""
+        value = prims.load_ext(cutlass.inttoptr(self.address + offset * ELEMENT_BYTES, GLOBAL, Uint16))
+        return value.to(Int32)
 
 
 class PackC12:
@@ -57,29 +81,14 @@ class PackC12:
         stream,
     ):
         """Launch. ``n, t, h, w`` are the extents of the padded tensor, the strides those of ``input`` in elements."""
-        self.kernel(
-            input, previous, padded, cache_output, n, t, h, w, stride_n, stride_c, stride_t, stride_h, stride_w
-        ).launch(grid=(multiprocessors * self.BLOCKS_PER_SM, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True)
+        video = Video(input, stride_n, stride_c, stride_t, stride_h, stride_w)
+        self.kernel(video, previous, padded, cache_output, PaddedGrid(n, t, h, w)).launch(
+            grid=(multiprocessors * self.BLOCKS_PER_SM, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True
+        )
 
     @cute.kernel
-    def kernel(
-        self,
-        input: Int64,
-        previous: Int64,
-        padded: Int64,
-        cache_output: Int64,
-        n: Int32,
-        t: Int32,
-        h: Int32,
-        w: Int32,
-        stride_n: Int64,
-        stride_c: Int64,
-        stride_t: Int64,
-        stride_h: Int64,
-        stride_w: Int64,
-    ):
+    def kernel(self, video: Video, previous: Int64, padded: Int64, cache_output: Int64, grid: PaddedGrid):
         follow_previous_kernel()
-        grid = PaddedGrid(n, t, h, w)
         pixel = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
         step = cute.arch.grid_dim()[0] * THREADS
         # Compared before it is added to, the pixel number cannot pass 2**31.
@@ -95,12 +104,10 @@ class PackC12:
             for index in cutlass.range_constexpr(PAIRS):
                 registers[index] = Int32(0)
             if real & (current >= 0):
-                source = (
-                    Int64(sample) * stride_n + Int64(current) * stride_t + Int64(ho) * stride_h + Int64(wo) * stride_w
-                )
+                source = video.offset(sample, current, ho, wo)
                 for index in cutlass.range_constexpr(PAIRS):
-                    low = self.element(input, source + (2 * index) * stride_c)
-                    high = self.element(input, source + (2 * index + 1) * stride_c)
+                    low = video.element(source + (2 * index) * video.stride_c)
+                    high = video.element(source + (2 * index + 1) * video.stride_c)
                     registers[index] = low | (high << 16)
             if cutlass.const_expr(self.history > 0):
                 held = current + self.history
@@ -126,8 +133,3 @@ class PackC12:
                     )
             pixel += step
             remaining -= step
-
-    def element(self, tensor: Int64, offset: Int64) -> Int32:
-        """The bits of one BF16."""
-        value = prims.load_ext(cutlass.inttoptr(tensor + offset * ELEMENT_BYTES, GLOBAL, Uint16))
-        return value.to(Int32)

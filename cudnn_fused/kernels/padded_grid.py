@@ -22,6 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cudnn_fused.kernels.arguments import KernelArgument
+
 TAPS = 3  # in each direction
 HALO = TAPS - 1  # how many pixels or frames a padded extent has more than an output's
 TAP_ROWS = TAPS * TAPS  # (dt, r): the taps along W are shifts of one shared-memory tile
@@ -31,7 +33,7 @@ Extent = Any  # int on the host, cutlass.Int32 in a kernel
 
 
 @dataclass(frozen=True)
-class PaddedGrid:
+class PaddedGrid(KernelArgument):
     """The extents of a padded tensor, and where things lie in it."""
 
     n: Extent

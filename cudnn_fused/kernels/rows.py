@@ -14,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
+from cudnn_fused.kernels.arguments import KernelArgument
 from cudnn_fused.kernels.device import (
     CHUNK_BYTES,
     CHUNK_CHANNELS,
@@ -41,7 +42,7 @@ class Layout(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Tensors:
+class Tensors(KernelArgument):
     """Device addresses of the tensors behind the convolution; 0 stands for one that the operation does not use."""
 
     bias: Int64
