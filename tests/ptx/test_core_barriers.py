@@ -239,3 +239,26 @@ def test_polling_for_ever_is_a_deadlock():
             with_barrier("POLL: mbarrier.test_wait.parity.shared.b64 %p2, [%r20], 0; @!%p2 bra POLL;"),
             [np.zeros(32, np.uint32)],
         )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_waiting_is_not_counted_as_execution(schedule: str):
+    """The first warp waits for the second, which comes through a loop."""
+    body = (
+        PER_THREAD
+        + """
+    mov.b32 %r3, 0;
+    setp.lt.u32 %p1, %r1, 32; @%p1 bra MEET;
+    LOOP: add.s32 %r3, %r3, 1; setp.lt.u32 %p2, %r3, 500; @%p2 bra LOOP;
+    MEET:
+    bar.sync 0;
+    st.global.b32 [%rd1], %r3;
+    """
+    )
+    out, ptx = np.zeros(64, np.uint32), kernel(body)
+    counts = run(ptx, [out], block=64, schedule=schedule).counts
+    np.testing.assert_array_equal(out, np.repeat([0, 500], 32))
+    line = {text.strip(): number for number, text in enumerate(ptx.splitlines(), 1)}
+    for text in ("bar.sync 0;", "st.global.b32 [%rd1], %r3;"):
+        assert [counts.lines[warp][line[text]] for warp in (0, 1)] == [1, 1], text
+    assert counts.opcodes["bar.sync"] == counts.opcodes["st.global.b32"] == 2

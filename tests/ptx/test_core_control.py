@@ -187,3 +187,29 @@ def test_three_dimensional_blocks():
     out = np.zeros(60, np.uint32)
     launch(kernel(body), "k", 1, (5, 3, 4), 1, 0, [out])
     np.testing.assert_array_equal(out, np.arange(60))
+
+
+def test_lines_are_counted_as_if_lanes_met_again_at_once():
+    body = (
+        PER_THREAD
+        + """
+    setp.lt.u32 %p1, %r1, 9;
+    @%p1 bra FAR;
+    JOIN:
+    add.s32 %r2, %r1, 5;
+    st.global.b32 [%rd1], %r2;
+    ret;
+    FAR:
+    add.s32 %r1, %r1, 100;
+    bra JOIN;
+    """
+    )
+    out, ptx = np.zeros(64, np.uint32), kernel(body)
+    counts = run(ptx, [out], block=64).counts
+    lanes = np.arange(64)
+    np.testing.assert_array_equal(out, np.where(lanes < 9, lanes + 105, lanes + 5))
+    line = {text.strip(): number for number, text in enumerate(ptx.splitlines(), 1)}
+    issued = [counts.lines[warp][line["add.s32 %r2, %r1, 5;"]] for warp in (0, 1)]
+    assert issued == [1, 1]
+    assert [counts.lines[warp][line["add.s32 %r1, %r1, 100;"]] for warp in (0, 1)] == [1, 0]
+    assert counts.opcodes["st.global.b32"] == 3  # the lanes of one warp come here apart

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .dataflow import Block
 from .parser import Instruction
 
 _CLASSES = {
@@ -38,6 +39,8 @@ class Counts:
     Attributes:
         instructions: executed warp instructions by class.
         opcodes: executed warp instructions by opcode.
+        lines: how often a line of the PTX is issued, by the index of the warp in its CTA and the number of the line, if
+            lanes that part meet again where they can. The emulator may let them meet later, and executes more then.
         macs_issued: multiply-accumulates of all tensor-core instructions.
         macs_useful: those of them whose operand rows hold at least one element that is not known to be zero fill.
         bytes: by path, such as "global to shared (TMA)".
@@ -45,10 +48,17 @@ class Counts:
 
     instructions: Counter = field(default_factory=Counter)
     opcodes: Counter = field(default_factory=Counter)
+    lines: dict[int, Counter[int]] = field(default_factory=dict)
     macs_issued: int = 0
     macs_useful: int = 0
     bytes: Counter = field(default_factory=Counter)
     barrier_timeouts: int = 0
+
+    def add(self, block: Block, executed: int) -> None:
+        """Count a block of instructions that was executed so many times."""
+        for total, per_block in ((self.instructions, block.classes), (self.opcodes, block.opcodes)):
+            for name, number in per_block.items():
+                total[name] += number * executed
 
     def __str__(self) -> str:
         lines = [f"  {name:32} {count:>14,}" for name, count in self.instructions.most_common()]

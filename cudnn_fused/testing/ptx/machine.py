@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from . import errors
 from .async_queue import AsyncQueue
 from .barriers import NAMED_BARRIERS, ClusterBarrier, MBarrier, NamedBarrier
 from .counts import Counts
+from .dataflow import Block
 from .errors import Deadlock, EmulatorError, Location, RaceError, UninitializedRead
 from .memory import GlobalMemory, LocalMemory, Parameters, SharedMemory
 from .races import ORDERED, PUBLISHED, Access, Agents, Conflict, Pipe, SharedShadow, TensorShadow
@@ -142,7 +143,9 @@ class Warp:
         self.cta, self.index, self.live = cta, index, live
         self.launch = launch
         self.strands = [Strand(self, live, 0, launch.unwritten_registers.copy())]
-        self.block_counts = launch.block_counts
+        self.block_counts = launch.block_counts_of(index)
+        self.partial_counts: Counter[tuple[int, int]] = Counter()  # blocks that not all lanes executed, and the lanes
+        launch.partial_counts.setdefault(index, []).append(self.partial_counts)
         self.special = {**cta.special, **special_registers(tid), "%warpid": index}
         self.shared_base = cta.rank << CTA_SHIFT
         self.parameters = launch.parameters
@@ -166,6 +169,12 @@ class Warp:
         self.bulk_groups: list[Any] = []
         self.tensor_stores: list[Any] = []
         self.cluster_token: int | None = None
+
+    def uncount(self, block: int, mask: int) -> None:
+        """Take back that a block was executed by the lanes of the mask."""
+        self.block_counts[block] -= 1
+        if mask != FULL_MASK:
+            self.partial_counts[block, mask] -= 1
 
     @property
     def key(self) -> tuple[int, int]:
@@ -422,7 +431,9 @@ class Launch:
     ticks: int = 0
 
     def __post_init__(self) -> None:
-        self.block_counts = [0] * len(self.program.blocks)
+        # By the index of a warp in its CTA: for all such warps together, and for each of them.
+        self.block_counts: dict[int, list[int]] = {}
+        self.partial_counts: dict[int, list[Counter[tuple[int, int]]]] = {}
         self.unwritten_registers = [POISON[register.bits] for register in self.program.kernel.registers]
         self.queue = AsyncQueue(self.schedule, self.event)
 
@@ -439,15 +450,37 @@ class Launch:
                 raise
             self.warnings[error.reason] = None
 
+    def block_counts_of(self, warp: int) -> list[int]:
+        """How often each block was executed by the warps with an index, of all CTAs."""
+        return self.block_counts.setdefault(warp, [0] * len(self.program.blocks))
+
     def count_instructions(self) -> None:
-        for block, executed in zip(self.program.blocks, self.block_counts, strict=True):
-            if executed:
-                for total, per_block in (
-                    (self.counts.instructions, block.classes),
-                    (self.counts.opcodes, block.opcodes),
-                ):
-                    for name, number in per_block.items():
-                        total[name] += number * executed
+        for warp, block_counts in self.block_counts.items():
+            lines = self.counts.lines[warp] = Counter()
+            surplus = self._surplus(self.partial_counts[warp])
+            for block, executed in zip(self.program.blocks, block_counts, strict=True):
+                if executed:
+                    self.counts.add(block, executed)
+                    self._count_lines(block, executed - surplus[block.index], lines)
+
+    @staticmethod
+    def _surplus(warps: list[Counter[tuple[int, int]]]) -> Counter[int]:
+        """How many executions of each block lanes would have shared, had they met again as soon as they could."""
+        surplus: Counter[int] = Counter()
+        for partial_counts in warps:
+            by_lane: dict[int, np.ndarray] = {}
+            for (block, mask), executed in partial_counts.items():
+                by_lane[block] = by_lane.get(block, 0) + executed * lane_flags(mask)
+                surplus[block] += executed
+            surplus.subtract({block: int(executed.max()) for block, executed in by_lane.items()})
+        return surplus
+
+    def _count_lines(self, block: Block, executed: int, lines: Counter[int]) -> None:
+        instructions = self.program.kernel.instructions
+        for at in range(block.first, block.last):
+            # A branch around an instruction that blocks was put in front of it, and has its line.
+            if not at or instructions[at].line != instructions[at - 1].line:
+                lines[instructions[at].line] += executed
 
 
 def describe_deadlock(clusters: list[Cluster], queue_length: int) -> Deadlock:

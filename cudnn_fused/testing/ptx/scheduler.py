@@ -188,6 +188,7 @@ class Scheduler:
                 else:
                     assert following == BLOCKED
                     strand.pc = pc
+                    warp.uncount(pc, strand.mask)  # it begins with what waits, and will be executed again
                 return budget
             strand.pc = pc = following
             if alone:

@@ -321,6 +321,7 @@ class Translator:
 
     def _block(self, block: Block) -> list[str]:
         lines = [f"def block_{block.index}(s, r, w):", f"    w.block_counts[{block.index}] += 1"]
+        lines.append(f"    if s.mask != {values.FULL_MASK}: w.partial_counts[{block.index}, s.mask] += 1")
         self.next_block = block.index + 1
         emitted: list[Pure | Effect | Blocking | Control | UnsupportedInstruction] = []
         for self.at in range(block.first, block.last):
