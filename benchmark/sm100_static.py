@@ -2,8 +2,10 @@
 
     python benchmark/sm100_static.py [--peers] [--json FILE]
 
-A kernel runs for one tile in the emulator, which counts products, bytes and instructions; a production shape is so many
-tiles. With ``--peers`` (the extras `peers` and `test`) cuDNN's kernels, compiled by the same DSL, stand beside ours.
+A kernel runs for one tile in the emulator, which counts products, bytes and how often every line of the PTX is issued;
+with the machine code (``nvdisasm``, in the extra `peers`) that tells what the epilogue issues, pipe by pipe. A shape of
+an encode is so many tiles. With ``--peers`` cuDNN's kernels, compiled by the same DSL, stand beside ours.
+
 The times are a roofline: of a tile, the longest of its products, its loads and its epilogue; of a launch, so many waves
 of tiles, or the traffic with device memory if that takes longer. No overlap is lost and no latency counted, so real
 times are longer. The rates below are nominal.
@@ -12,26 +14,38 @@ times are longer. The rates below are nominal.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
+from cutlass import cute
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "conv" / "cutedsl")]
 
 from production import DEEPEST, STAGES  # noqa: E402
 
+from cudnn_fused.kernels import launching  # noqa: E402
+from cudnn_fused.kernels.conv3d_spec import Conv3dSpec  # noqa: E402
 from cudnn_fused.kernels.launching import Machine  # noqa: E402
+from cudnn_fused.kernels.padded_grid import TAP_ROWS  # noqa: E402
 from cudnn_fused.kernels.sm100 import Sm100Kernels  # noqa: E402
-from cudnn_fused.kernels.tiling_sm100 import SPLIT_OVERHEAD, TILES, TileConfig, resident_clusters  # noqa: E402
+from cudnn_fused.kernels.tiling_sm100 import SPLIT_OVERHEAD, TILES, WARP, TileConfig, resident_clusters  # noqa: E402
+from cudnn_fused.operands import ELEMENT_BYTES  # noqa: E402
+from cudnn_fused.testing import cubin, sass  # noqa: E402
 from cudnn_fused.testing.cases import Case, Skip, make_inputs, make_outputs, make_problem  # noqa: E402
 from cudnn_fused.testing.ptx import Emulation, emulate  # noqa: E402
+from cudnn_fused.testing.sass import Pipe  # noqa: E402
+from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL  # noqa: E402
 
 # NVIDIA states 2.25 PFLOP/s of dense BF16 and 8 TB/s for one B200 of an HGX B200 (data sheet, 2024). It has 148
 # multiprocessors; a fifth-generation tensor core does 8192 BF16 operations a cycle, from which the clock follows.
@@ -42,16 +56,36 @@ MEMORY_BYTES_PER_SECOND = 8e12
 # As on earlier architectures: what a multiprocessor reads from the L2 cache, and from its shared memory, in a cycle.
 L2_BYTES_PER_CYCLE = 64
 SHARED_BYTES_PER_CYCLE = 128
-SCHEDULERS = 4  # of a multiprocessor: each issues an instruction of a warp in a cycle
-SPECIAL_CYCLES = 8  # a scheduler's unit for exponentials and reciprocals takes four lanes a cycle
-ELEMENT_BYTES = 2
+# A multiprocessor has four schedulers, each of which issues an instruction of a warp in a cycle, to pipes of its own.
+# How long a pipe is taken then follows from the results per cycle that the CUDA programming guide gives for compute
+# capability 9.0: 128 for FP32 and pairs of BF16; 64 for integers, logic and conversions to BF16; 16 for exponentials,
+# reciprocals and conversions to integers. The load-store unit is shared, and moves 128 bytes a cycle.
+SCHEDULERS = 4
+PIPE_CYCLES = {Pipe.FMA: 1, Pipe.ALU: 2, Pipe.XU: 8}
+INTEGER_PRODUCT, INTEGER_PRODUCT_CYCLES = "IMAD", 2  # on one of the two halves of the FMA pipe
+LSU_CYCLES = {"128": 4, "64": 2}  # by the bits that a lane moves; 1 for fewer
 TAPS = 27
 PAIR = 2
+MULTICAST = 2  # pairs that would share a load of weights
+PEER = "cuDNN"
 PEER_ROWS, PEER_CHANNELS = 256, 320  # a tile of cuDNN's covers at most so many channels
 
-UNCOUNTED = {"tensor", "async copy", "sync", "control"}  # classes of instructions that are not the epilogue's
 ROWS_PLANE = {256: (14, 16), 512: (20, 23)}  # planes that fill a tile of so many rows
-PAIRS_OF_CHANNELS = tuple(STAGES)
+PEER_PLANE = (16, 16)  # 256 pixels
+RAW, PADDED, CAUSAL = "conv3d_raw", "conv3d_rmsnorm_silu_pad", "causal_conv3d_with_cache"
+TITLES = {
+    RAW: "Bare convolution",
+    PADDED: "With norm, residual and padding",
+    CAUSAL: "Causal convolution of 12 channels",
+}
+CHANNELS = {
+    RAW: tuple(STAGES),
+    PADDED: tuple(channels for channels in STAGES if channels[1] <= PEER_CHANNELS),
+    CAUSAL: (CAUSAL_CHANNELS,),
+}
+
+Channels = tuple[int, int]
+Extents = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -64,8 +98,9 @@ class TileCounts:
     products: int
     global_to_shared: int
     shared_to_tensor_core: int
-    instructions: int  # but those of UNCOUNTED
-    special: int
+    weights: int = 0  # of what goes from global to shared memory, as far as it is known
+    registers: int = 0  # of a thread of the epilogue
+    opcodes: Mapping[str, float] = field(default_factory=dict)  # issued by the warps of the epilogue
     flat: bool = False  # tiles run over all pixels; otherwise over the rows of a frame, junk included
     splits: tuple[int, ...] = (1,)  # pairs that may share a tile
 
@@ -81,13 +116,62 @@ class TileCounts:
             "products": self.products / (PAIR * PRODUCTS_PER_CYCLE),
             "L2 to shared memory": self.global_to_shared / (PAIR * L2_BYTES_PER_CYCLE),
             "shared memory to tensor core": self.shared_to_tensor_core / (PAIR * SHARED_BYTES_PER_CYCLE),
-            "epilogue": max(self.instructions, self.special * SPECIAL_CYCLES) / (PAIR * SCHEDULERS),
+            "epilogue": max(self.epilogue.values(), default=0),
         }
+
+    @property
+    def epilogue(self) -> dict[str, float]:
+        """How long the epilogue keeps the schedulers and each pipe busy."""
+        busy = Counter[str]()
+        for opcode, issued in self.opcodes.items():
+            pipe = sass.pipe_of(opcode)
+            busy["issue"] += issued / (PAIR * SCHEDULERS)
+            if pipe is Pipe.LSU:
+                busy[pipe.value] += issued * _lsu_cycles(opcode) / PAIR
+            elif pipe in PIPE_CYCLES:
+                integer = opcode.startswith(INTEGER_PRODUCT)
+                cycles = INTEGER_PRODUCT_CYCLES if integer else PIPE_CYCLES[pipe]
+                busy[pipe.value] += issued * cycles / (PAIR * SCHEDULERS)
+        return dict(busy)
+
+    def per_output(self, *pipes: Pipe) -> float:
+        """Instructions of a thread for each result of the tile, on some pipes."""
+        issued = sum(count for opcode, count in self.opcodes.items() if sass.pipe_of(opcode) in pipes)
+        return issued * WARP / (self.rows * self.channels)
+
+
+def _lsu_cycles(opcode: str) -> int:
+    return max((LSU_CYCLES.get(part, 1) for part in opcode.split(".")), default=1)
+
+
+# --- counting ------------------------------------------------------------------------------------------------------
+
+_cubins: dict[str, bytes] = {}
+"""The machine code of everything that was compiled inside :func:`compiling`, by its PTX."""
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Kernels are compiled anew with line information, which changes none of their instructions, and kept."""
+    compile_kernel = cute.compile
+
+    def compile_and_keep(*arguments: Any, options: str = "", **keywords: Any) -> Any:
+        compiled = compile_kernel(*arguments, options=f"{options} --generate-line-info", **keywords)
+        _cubins[compiled.__ptx__] = compiled.__cubin__
+        return compiled
+
+    launching._compile.cache_clear()
+    with mock.patch.object(cute, "compile", compile_and_keep):
+        yield
+    launching._compile.cache_clear()
 
 
 def counted(kernel: str, emulation: Emulation, rows: int, channels: int, *, flat: bool = False) -> TileCounts:
-    counts = emulation.launches[-1].report.counts
-    instructions = sum(count for name, count in counts.instructions.items() if name not in UNCOUNTED)
+    """The last launch, as one tile."""
+    launched = emulation.launches[-1]
+    counts, lines = launched.report.counts, launched.ptx.splitlines()
+    executed = epilogue_lines(lines, counts.lines)
+    (resources,) = cubin.resources(_cubins[launched.ptx]).values()
     return TileCounts(
         kernel,
         rows,
@@ -95,10 +179,26 @@ def counted(kernel: str, emulation: Emulation, rows: int, channels: int, *, flat
         counts.macs_issued,
         counts.bytes["global to shared"],
         counts.bytes["shared to tensor core"],
-        instructions,
-        counts.instructions["special function"],
-        flat,
+        registers=resources.registers,
+        opcodes=sass.executed_opcodes(_cubins[launched.ptx], executed),
+        flat=flat,
     )
+
+
+def epilogue_lines(ptx: list[str], executed: Mapping[int, Counter[int]]) -> Counter[int]:
+    """How often the warps that read accumulators executed each line."""
+    total = Counter[int]()
+    for counts in executed.values():
+        if any(count and "tcgen05.ld." in ptx[line - 1] for line, count in counts.items()):
+            total.update(counts)
+    return total
+
+
+def shared_out(several: TileCounts, tiles: int) -> TileCounts:
+    """One of several equal tiles that were counted together."""
+    names = ("products", "global_to_shared", "shared_to_tensor_core")
+    opcodes = {opcode: issued / tiles for opcode, issued in several.opcodes.items()}
+    return dataclasses.replace(several, opcodes=opcodes, **{name: getattr(several, name) / tiles for name in names})
 
 
 # --- kernels -------------------------------------------------------------------------------------------------------
@@ -107,64 +207,72 @@ def counted(kernel: str, emulation: Emulation, rows: int, channels: int, *, flat
 class OneTile(Sm100Kernels):
     """The backend with one tile."""
 
+    spec: Conv3dSpec  # of the last convolution
+
     def __init__(self, tile: TileConfig) -> None:
         super().__init__(Machine("sm_100a", PAIR), shared_taps=True)
         self.tile = tile
 
-    def tiles(self, spec: object, machine: Machine) -> tuple[TileConfig, ...]:
+    def tiles(self, spec: Conv3dSpec, machine: Machine) -> tuple[TileConfig, ...]:
+        self.spec = spec
         return (self.tile,)
 
 
-def padded_case(case: Case) -> Case:
-    """The same convolution with a norm, a residual and padding."""
-    return dataclasses.replace(case, variant="conv3d_rmsnorm_silu_pad", skip=Skip.PLAIN, history=2, caller_history=True)
+def case_of(operation: str, plane: tuple[int, int], channels: Channels) -> Case:
+    """One frame, behind which no frame is known to be zero."""
+    case = Case(operation, 1, 1, *plane, channels)
+    if operation == PADDED:
+        return dataclasses.replace(case, skip=Skip.PLAIN, history=2, caller_history=True)
+    return dataclasses.replace(case, history=2) if operation == CAUSAL else case
 
 
-def ours(channels: tuple[int, int], *, padded: bool = False) -> Iterator[TileCounts]:
+def ours(operation: str, channels: Channels) -> Iterator[TileCounts]:
     """Every tile that can serve a convolution."""
     for tile in TILES:
-        co = channels[1]
-        if co % tile.tile_n or (padded and co != tile.tile_n):
+        if channels[1] % tile.tile_n or (operation == PADDED and channels[1] != tile.tile_n):
             continue
-        plane = ROWS_PLANE[tile.tile_m]
-        case = Case("conv3d_raw", 1, 1, *plane, (channels[0], tile.tile_n))
-        case = padded_case(case) if padded else case
+        case = case_of(operation, ROWS_PLANE[tile.tile_m], (channels[0], tile.tile_n))
         if case.channels not in case.operation.channels:
             case = dataclasses.replace(case, channels=channels)
         operands = {**make_inputs(case, "cpu", integers=True), **make_outputs(case, "cpu")}
         tensors = [operands.get(operand.name) for operand in case.operation.operands]
-        problem = make_problem(case, operands)
-        with emulate(memory=[tensor for tensor in tensors if tensor is not None], races=False) as emulation:
-            OneTile(tile).compile(problem)(tensors, 0)
+        backend = OneTile(tile)
+        with compiling(), emulate(memory=[one for one in tensors if one is not None], races=False) as emulation:
+            backend.compile(make_problem(case, operands))(tensors, 0)
         one = counted(f"{tile.tile_m}x{tile.tile_n}", emulation, tile.tile_m, tile.tile_n)
-        yield dataclasses.replace(scaled(one, case.channels[1] // tile.tile_n), splits=tile.splits)
+        one = shared_out(one, case.channels[1] // tile.tile_n)
+        yield dataclasses.replace(one, weights=weight_bytes(backend.spec, tile), splits=tile.splits)
 
 
-def scaled(several: TileCounts, tiles: int) -> TileCounts:
-    """One of several equal tiles that were counted together."""
-    fields = ("products", "global_to_shared", "shared_to_tensor_core", "instructions", "special")
-    return dataclasses.replace(several, **{name: getattr(several, name) // tiles for name in fields})
+def weight_bytes(spec: Conv3dSpec, tile: TileConfig) -> int:
+    """Weights that both CTAs of a pair load for a tile."""
+    return PAIR * TAP_ROWS * spec.w_taps * tile.n_blocks * tile.b_rows * spec.gemm_channels * ELEMENT_BYTES
 
 
-def cudnn(channels: tuple[int, int], *, padded: bool = False) -> TileCounts:
+def cudnn(operation: str, channels: Channels) -> TileCounts:
     """cuDNN's kernel for the same operation, on a plane of one tile."""
-    from tests.ptx.peers import cudnn_conv3d
-
-    co = channels[1]
-    case = Case("conv3d_raw", 1, 1, 16, 16, channels)
-    case = padded_case(case) if padded else case
+    case = case_of(operation, PEER_PLANE, channels)
     operands = {**make_inputs(case, "cpu", integers=True), **make_outputs(case, "cpu")}
-    given = {name: operands.get(name) for name in ("bias", "gamma", "residual", "residual_output")}
-    cache = operands.get("cache_output")
-    output = operands["padded_output" if padded else "output"]
-    history = {"history_frames": case.history, "cache": cache} if padded else {}
-    call = cudnn_conv3d(
-        "pad" if padded else "raw", operands["input"], operands["packed_weight"], output, **given, **history
-    )
+    with compiling():
+        call = _cudnn_call(case, operands)
     with emulate(races=False) as emulation:
         call()
-    width = min(co, PEER_CHANNELS)
-    return scaled(counted("cuDNN", emulation, PEER_ROWS, width, flat=True), co // width)
+    width = min(channels[1], PEER_CHANNELS)
+    return shared_out(counted(PEER, emulation, PEER_ROWS, width, flat=True), channels[1] // width)
+
+
+def _cudnn_call(case: Case, operands: Mapping[str, torch.Tensor]) -> Callable[[], None]:
+    from tests.ptx.peers import cudnn_causal_conv, cudnn_conv3d
+
+    if case.variant == CAUSAL:
+        n, _, t, h, w = operands["input"].shape
+        packed = torch.zeros(n, t + 2, h + 2, w + 2, CAUSAL_PIXEL, dtype=torch.bfloat16)
+        return cudnn_causal_conv(packed, operands["packed_weight"], operands["output"])
+    given = {name: operands.get(name) for name in ("bias", "gamma", "residual", "residual_output")}
+    if case.variant == RAW:
+        return cudnn_conv3d("raw", operands["input"], operands["packed_weight"], operands["output"], **given)
+    padded = (operands["input"], operands["packed_weight"], operands["padded_output"])
+    return cudnn_conv3d("pad", *padded, **given, history_frames=case.history, cache=operands["cache_output"])
 
 
 # --- shapes --------------------------------------------------------------------------------------------------------
@@ -177,14 +285,15 @@ class Estimate:
     kernel: str
     split: int
     useful_share: float
-    bytes_per_output: float  # from global to shared memory
+    bytes_per_output: float  # that are read for shared memory
+    bytes_with_multicast: float  # if MULTICAST pairs shared a load of weights
     waves: int
     last_wave: float  # share of the clusters that the last wave occupies
     milliseconds: float
     bound: str
 
 
-def estimate(counts: TileCounts, split: int, channels: tuple[int, int], extents: tuple[int, int, int, int]) -> Estimate:
+def estimate(counts: TileCounts, split: int, channels: Channels, extents: Extents) -> Estimate:
     (ci, co), (n, t, h, w) = channels, extents
     outputs = n * t * h * w * co
     tiles = counts.tiles(n, t, h, w, co)
@@ -192,14 +301,16 @@ def estimate(counts: TileCounts, split: int, channels: tuple[int, int], extents:
     waves = math.ceil(tiles / clusters)
     bound, cycles = max(counts.cycles.items(), key=lambda item: item[1])
     seconds = waves * (cycles / split + (SPLIT_OVERHEAD if split > 1 else 0)) / CLOCK
-    traffic = ELEMENT_BYTES * (n * (t + 2) * (h + 2) * (w + 2) * ci + outputs + TAPS * ci * co)
+    traffic = ELEMENT_BYTES * (n * (t + 2) * (h + 2) * (w + 2) * max(ci, CAUSAL_PIXEL) + outputs + TAPS * ci * co)
     if traffic / MEMORY_BYTES_PER_SECOND > seconds:
         bound, seconds = "device memory", traffic / MEMORY_BYTES_PER_SECOND
+    saved = counts.weights * (MULTICAST - 1) / MULTICAST
     return Estimate(
         counts.kernel,
         split,
         outputs * TAPS * ci / (tiles * counts.products),
         tiles * counts.global_to_shared / outputs,
+        tiles * (counts.global_to_shared - saved) / outputs,
         waves,
         (tiles - (waves - 1) * clusters) / clusters,
         seconds * 1e3,
@@ -207,21 +318,84 @@ def estimate(counts: TileCounts, split: int, channels: tuple[int, int], extents:
     )
 
 
-def shapes() -> Iterator[tuple[tuple[int, int], tuple[int, int, int, int]]]:
+def shapes() -> Iterator[tuple[str, Channels, Extents]]:
+    for extents in STAGES[160, 160]:
+        yield CAUSAL, CAUSAL_CHANNELS, extents
     for channels, stages in STAGES.items():
         for extents in stages:
-            yield channels, extents
-    yield (640, 640), DEEPEST
+            yield RAW, channels, extents
+    yield RAW, (640, 640), DEEPEST
 
 
-def print_tiles(title: str, all_counts: dict[tuple[int, int], list[TileCounts]]) -> None:
-    print(f"\n{title}\n")
-    print("| channels | kernel | products of a tile, cycles | L2, cycles | shared memory, cycles | epilogue, cycles |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for channels, kernels in all_counts.items():
+# --- printing ------------------------------------------------------------------------------------------------------
+
+Tiles = dict[Channels, list[TileCounts]]
+
+
+def print_table(title: str, heads: list[str], rows: Iterator[list[str]]) -> None:
+    print(f"\n{title}\n\n| {' | '.join(heads)} |\n{'| --- ' * len(heads)}|")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+def arrow(channels: Channels) -> str:
+    return "->".join(map(str, channels))
+
+
+def cycle_rows(tiles: Tiles) -> Iterator[list[str]]:
+    for channels, kernels in tiles.items():
         for counts in kernels:
-            cells = " | ".join(f"{cycles:,.0f}" for cycles in counts.cycles.values())
-            print(f"| {channels[0]}->{channels[1]} | {counts.kernel} | {cells} |")
+            cells = [f"{cycles:,.0f}" for cycles in counts.cycles.values()]
+            share = counts.cycles["epilogue"] / counts.cycles["products"]
+            yield [arrow(channels), counts.kernel, *cells, f"{share:.2f}"]
+
+
+OTHERS = (Pipe.TENSOR_MEMORY, Pipe.UNIFORM, Pipe.ASYNC, Pipe.CONTROL)
+
+
+def epilogue_rows(tiles: Tiles) -> Iterator[list[str]]:
+    for channels, kernels in tiles.items():
+        for counts in kernels:
+            groups = [(Pipe.FMA,), (Pipe.ALU,), (Pipe.XU,), (Pipe.LSU,), OTHERS, tuple(Pipe)]
+            per_output = [f"{counts.per_output(*pipes):.2f}" for pipes in groups]
+            busy = [f"{counts.epilogue.get(name, 0):,.0f}" for name in ("issue", "FMA", "ALU", "XU", "LSU")]
+            yield [arrow(channels), counts.kernel, str(counts.registers), *per_output, *busy]
+
+
+def print_tiles(title: str, tiles: Tiles) -> None:
+    heads = ["channels", "kernel", "products", "L2", "shared memory", "epilogue", "epilogue / products"]
+    print_table(f"{title}: cycles of one tile", heads, cycle_rows(tiles))
+    instructions = ["FMA", "ALU", "XU", "LSU", "others", "all"]
+    cycles = ["issue", "FMA, cycles", "ALU, cycles", "XU, cycles", "LSU, cycles"]
+    heads = ["channels", "kernel", "registers", *instructions, *cycles]
+    print_table(
+        f"{title}: instructions of the epilogue per output, and cycles of one tile", heads, epilogue_rows(tiles)
+    )
+
+
+def best(tiles: Mapping[str, Tiles]) -> Iterator[tuple[Channels, Extents, Estimate]]:
+    """Our fastest tile for each production shape, and cuDNN's."""
+    for operation, channels, extents in shapes():
+        kernels = tiles[operation][channels]
+        candidates = [estimate(counts, split, channels, extents) for counts in kernels for split in counts.splits]
+        own = min((one for one in candidates if one.kernel != PEER), key=lambda one: one.milliseconds)
+        for one in [own, *(peer for peer in candidates if peer.kernel == PEER)]:
+            yield channels, extents, one
+
+
+def shape_row(channels: Channels, extents: Extents, one: Estimate) -> list[str]:
+    return [
+        arrow(channels),
+        ",".join(map(str, extents)),
+        f"{one.kernel} in {one.split}" if one.split > 1 else one.kernel,
+        f"{one.useful_share:.3f}",
+        f"{one.bytes_per_output:.1f}",
+        "" if one.kernel == PEER else f"{one.bytes_with_multicast:.1f}",
+        str(one.waves),
+        f"{one.last_wave:.2f}",
+        f"{one.milliseconds:.4f}",
+        one.bound,
+    ]
 
 
 def main() -> int:
@@ -230,38 +404,35 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write everything to this file")
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
-    raw: dict[tuple[int, int], list[TileCounts]] = {}
-    padded: dict[tuple[int, int], list[TileCounts]] = {}
-    for channels in PAIRS_OF_CHANNELS:
-        raw[channels] = [*ours(channels), *([cudnn(channels)] if arguments.peers else [])]
-        if channels[1] <= PEER_CHANNELS:
-            both = [*ours(channels, padded=True), *([cudnn(channels, padded=True)] if arguments.peers else [])]
-            padded[channels] = both
-    print_tiles("Bare convolution, one tile", raw)
-    print_tiles("With norm, residual and padding, one tile", padded)
-    print("\nBare convolution, production shapes\n")
-    print("| channels | N,T,H,W | kernel | useful products | bytes to shared memory per output | waves | last wave |"
-          " estimate, ms | bound by |")  # fmt: skip
-    print("| --- " * 9 + "|")
-    rows = []
-    for channels, extents in shapes():
-        candidates = [estimate(counts, split, channels, extents) for counts in raw[channels] for split in counts.splits]
-        own = min((one for one in candidates if one.kernel != "cuDNN"), key=lambda one: one.milliseconds)
-        for one in [own, *(peer for peer in candidates if peer.kernel == "cuDNN")]:
-            rows.append({"channels": channels, "extents": extents, **dataclasses.asdict(one)})
-            print(
-                f"| {channels[0]}->{channels[1]} | {','.join(map(str, extents))} | "
-                f"{one.kernel}{f' in {one.split}' if one.split > 1 else ''} | "
-                f"{one.useful_share:.3f} | {one.bytes_per_output:.1f} | {one.waves} | {one.last_wave:.2f} | "
-                f"{one.milliseconds:.4f} | {one.bound} |"
-            )
-    if arguments.json:
-        tiles = {
-            name: {"->".join(map(str, key)): [dataclasses.asdict(c) for c in counts] for key, counts in table.items()}
-            for name, table in (("raw", raw), ("padded", padded))
+    tiles: dict[str, Tiles] = {}
+    for operation, title in TITLES.items():
+        tiles[operation] = {
+            channels: [*ours(operation, channels), *([cudnn(operation, channels)] if arguments.peers else [])]
+            for channels in CHANNELS[operation]
         }
-        arguments.json.write_text(json.dumps({"tiles": tiles, "shapes": rows}, indent=1))
+        print_tiles(title, tiles[operation])
+    estimates = list(best(tiles))
+    heads = ["channels", "N,T,H,W", "kernel", "useful products", "bytes read per output", "with multicast"]
+    heads += ["waves", "last wave", "estimate, ms", "bound by"]
+    print_table("Production shapes, without post-operations", heads, (shape_row(*row) for row in estimates))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(as_json(tiles, estimates), indent=1))
     return 0
+
+
+def as_json(tiles: Mapping[str, Tiles], estimates: list[tuple[Channels, Extents, Estimate]]) -> dict[str, Any]:
+    return {
+        "tiles": {
+            operation: {
+                arrow(channels): [dataclasses.asdict(one) for one in kernels] for channels, kernels in table.items()
+            }
+            for operation, table in tiles.items()
+        },
+        "shapes": [
+            {"channels": channels, "extents": extents, **dataclasses.asdict(one)}
+            for channels, extents, one in estimates
+        ],
+    }
 
 
 if __name__ == "__main__":
