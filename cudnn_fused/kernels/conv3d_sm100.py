@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -30,6 +31,7 @@ from cutlass.experimental import cuda
 from cutlass.experimental import primitives as prims
 
 from cudnn_fused.kernels import postops
+from cudnn_fused.kernels.conv3d import Conv3dKernel
 from cudnn_fused.kernels.conv3d_spec import (
     DESCRIPTOR_UNIT,
     ELEMENT_BYTES,
@@ -53,10 +55,9 @@ from cudnn_fused.kernels.device import (
     wait,
     wait_cluster,
 )
-from cudnn_fused.kernels.padded_grid import HALO, TAPS, PaddedGrid
+from cudnn_fused.kernels.padded_grid import TAPS, PaddedGrid
 from cudnn_fused.kernels.row_slots import RowSlots
 from cudnn_fused.kernels.rows import Row, Tensors
-from cudnn_fused.kernels.schedule import TileOrder
 from cudnn_fused.kernels.tiling_sm100 import (
     BLOCK_M,
     BLOCK_ROWS,
@@ -159,64 +160,28 @@ class Cluster:
         return self.share * PAIR
 
 
-class Conv3dSm100:
-    """The kernel of one operation and tile; N, T, H and W are run-time values."""
+class Conv3dSm100(Conv3dKernel):
+    """The kernel of one operation and tile."""
 
     def __init__(self, spec: Conv3dSpec, config: TileConfig) -> None:
-        problem = config.problem(spec)
-        if problem:
-            raise ValueError(f"{config} cannot serve {spec}: {problem}")
-        self.spec, self.config = spec, config
-        self.order = TileOrder(spec, config.tile_m, config.tile_n)
+        super().__init__(spec, config)
+        self.config = config
 
     # --- host ------------------------------------------------------------------------------------------------------
 
-    @cute.jit
-    def __call__(
+    def launch(
         self,
         input: Int64,
         weight: Int64,
-        bias: Int64,
-        gamma: Int64,
-        residual: Int64,
-        residual_bias: Int64,
-        previous: Int64,
-        output: Int64,
-        cache_output: Int64,
-        residual_output: Int64,
-        n: Int32,
-        t: Int32,
-        h: Int32,
-        w: Int32,
+        tensors: Tensors,
+        grid: PaddedGrid,
         split: Int32,
         clusters: Int32,
-        stream,
-    ):
-        """Launch. Tensors are device addresses, 0 for those that the operation does not use."""
-        spec, config = self.spec, self.config
-        grid = PaddedGrid(n, t, h, w)
-        # A long pixel of joined taps begins at every pixel but the last two.
-        rows = grid.pixels - (HALO if spec.joins_w_taps else 0)
-        a_map = cuda.create_tensor_map_tiled(
-            global_address=input,
-            dtype=BFloat16,
-            global_dims=(spec.gemm_channels, rows),
-            global_strides=(spec.ci * ELEMENT_BYTES // DESCRIPTOR_UNIT,),
-            box_dims=(K_CHUNK, config.a_box_rows(spec)),
-            swizzle=cuda.TensorMapSwizzle.s128b,
-        )
-        b_map = cuda.create_tensor_map_tiled(
-            global_address=weight,
-            dtype=BFloat16,
-            global_dims=(spec.gemm_channels, spec.taps, spec.co),
-            global_strides=(
-                spec.weight_tap * ELEMENT_BYTES // DESCRIPTOR_UNIT,
-                spec.weight_row * ELEMENT_BYTES // DESCRIPTOR_UNIT,
-            ),
-            box_dims=(K_CHUNK, 1, config.b_rows),
-            swizzle=cuda.TensorMapSwizzle.s128b,
-        )
-        tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
+        stream: Any,
+    ) -> None:
+        config, swizzle = self.config, cuda.TensorMapSwizzle.s128b
+        a_map = self.activation_map(input, grid, K_CHUNK, config.a_box_rows(self.spec), swizzle)
+        b_map = self.weight_map(weight, K_CHUNK, config.b_rows, swizzle)
         self.kernel(a_map, b_map, tensors, grid).launch(
             grid=(PAIR * split * clusters, 1, 1),
             block=(THREADS, 1, 1),

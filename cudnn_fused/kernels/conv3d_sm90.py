@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.experimental import cuda
 from cutlass.experimental import primitives as prims
 
 from cudnn_fused.kernels import postops
+from cudnn_fused.kernels.conv3d import Conv3dKernel
 from cudnn_fused.kernels.conv3d_spec import (
     DESCRIPTOR_UNIT,
     ELEMENT_BYTES,
@@ -49,9 +51,9 @@ from cudnn_fused.kernels.device import (
     wait,
     wait_cluster,
 )
-from cudnn_fused.kernels.padded_grid import HALO, TAPS, PaddedGrid
+from cudnn_fused.kernels.padded_grid import TAPS, PaddedGrid
 from cudnn_fused.kernels.rows import Row, Tensors
-from cudnn_fused.kernels.schedule import Place, TileOrder
+from cudnn_fused.kernels.schedule import Place
 from cudnn_fused.kernels.tiling_sm90 import CONSUMERS, M_BLOCK, TileConfig
 
 UNIT_CHANNELS = DESCRIPTOR_UNIT // ELEMENT_BYTES
@@ -210,8 +212,8 @@ class Accumulators:
         return Accumulators(self.config, list(values))
 
 
-class Conv3dSm90:
-    """The kernel of one operation and tile; N, T, H, W and the split of the reduction are run-time values."""
+class Conv3dSm90(Conv3dKernel):
+    """The kernel of one operation and tile."""
 
     # Registers per thread after the warpgroups have traded: at most 65536 in all.
     CONSUMER_REGISTERS = 192
@@ -219,43 +221,26 @@ class Conv3dSm90:
     LOADER_REGISTERS = 24
 
     def __init__(self, spec: Conv3dSpec, config: TileConfig) -> None:
-        problem = config.problem(spec)
-        if problem:
-            raise ValueError(f"{config} cannot serve {spec}: {problem}")
-        self.spec, self.config = spec, config
-        self.order = TileOrder(spec, config.tile_m, config.tile_n)
+        super().__init__(spec, config)
+        self.config = config
         # Channels that a stage holds of each chunk of a unit: half a chunk where that is all there is, because shared
         # memory is the bottleneck and zeros take as long to write as numbers.
         self.widths = tuple(K_CHUNK if steps > K_CHUNK // K_STEP // 2 else K_CHUNK // 2 for steps in spec.unit_steps)
 
     # --- host ------------------------------------------------------------------------------------------------------
 
-    @cute.jit
-    def __call__(
+    def launch(
         self,
         input: Int64,
         weight: Int64,
-        bias: Int64,
-        gamma: Int64,
-        residual: Int64,
-        residual_bias: Int64,
-        previous: Int64,
-        output: Int64,
-        cache_output: Int64,
-        residual_output: Int64,
-        n: Int32,
-        t: Int32,
-        h: Int32,
-        w: Int32,
+        tensors: Tensors,
+        grid: PaddedGrid,
         split: Int32,
         clusters: Int32,
-        stream,
-    ):
-        """Launch. Tensors are device addresses, 0 for those that the operation does not use."""
-        grid = PaddedGrid(n, t, h, w)
+        stream: Any,
+    ) -> None:
         a_map, b_map = self.tensor_maps(input, weight, grid, max(self.widths))
         a_narrow_map, b_narrow_map = self.tensor_maps(input, weight, grid, min(self.widths))
-        tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
         self.kernel(a_map, b_map, a_narrow_map, b_narrow_map, tensors, grid).launch(
             grid=(clusters * split, 1, 1),
             block=(THREADS, 1, 1),
@@ -265,31 +250,13 @@ class Conv3dSm90:
             use_pdl=True,
         )
 
-    def tensor_maps(self, input: Int64, weight: Int64, grid: PaddedGrid, width: int):
+    def tensor_maps(
+        self, input: Int64, weight: Int64, grid: PaddedGrid, width: int
+    ) -> tuple[cuda.TensorMap, cuda.TensorMap]:
         """Tensor maps of activations and weights for stages of ``width`` channels."""
-        spec, config = self.spec, self.config
-        swizzle = SWIZZLES[width].value
-        a_map = cuda.create_tensor_map_tiled(
-            global_address=input,
-            dtype=BFloat16,
-            # A long pixel of joined taps begins at every pixel but the last two.
-            global_dims=(spec.gemm_channels, grid.pixels - (HALO if spec.joins_w_taps else 0)),
-            global_strides=(spec.ci * ELEMENT_BYTES // DESCRIPTOR_UNIT,),
-            box_dims=(width, config.a_rows // config.a_boxes),
-            swizzle=swizzle,
-        )
-        b_map = cuda.create_tensor_map_tiled(
-            global_address=weight,
-            dtype=BFloat16,
-            global_dims=(spec.gemm_channels, spec.taps, spec.co),
-            global_strides=(
-                spec.weight_tap * ELEMENT_BYTES // DESCRIPTOR_UNIT,
-                spec.weight_row * ELEMENT_BYTES // DESCRIPTOR_UNIT,
-            ),
-            box_dims=(width, 1, config.n_block),
-            swizzle=swizzle,
-        )
-        return a_map, b_map
+        config, swizzle = self.config, SWIZZLES[width].value
+        a_map = self.activation_map(input, grid, width, config.a_rows // config.a_boxes, swizzle)
+        return a_map, self.weight_map(weight, width, config.n_block, swizzle)
 
     # --- device ----------------------------------------------------------------------------------------------------
 
