@@ -37,9 +37,19 @@ from production import DEEPEST, STAGES  # noqa: E402
 from cudnn_fused.kernels import launching  # noqa: E402
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec  # noqa: E402
 from cudnn_fused.kernels.launching import Machine  # noqa: E402
-from cudnn_fused.kernels.padded_grid import TAP_ROWS  # noqa: E402
+from cudnn_fused.kernels.padded_grid import TAP_ROWS, PaddedGrid  # noqa: E402
+from cudnn_fused.kernels.postops import PostOps  # noqa: E402
+from cudnn_fused.kernels.rows import RowFinish  # noqa: E402
 from cudnn_fused.kernels.sm100 import Sm100Kernels  # noqa: E402
-from cudnn_fused.kernels.tiling_sm100 import SPLIT_OVERHEAD, TILES, WARP, TileConfig, resident_clusters  # noqa: E402
+from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
+    SPLIT_OVERHEAD,
+    TILES,
+    WARP,
+    TileConfig,
+    choose,
+    resident_clusters,
+    tiles_for,
+)
 from cudnn_fused.operands import ELEMENT_BYTES  # noqa: E402
 from cudnn_fused.testing import cubin, sass  # noqa: E402
 from cudnn_fused.testing.cases import Case, Skip, make_inputs, make_outputs, make_problem  # noqa: E402
@@ -102,7 +112,7 @@ class TileCounts:
     registers: int = 0  # of a thread of the epilogue
     opcodes: Mapping[str, float] = field(default_factory=dict)  # issued by the warps of the epilogue
     flat: bool = False  # tiles run over all pixels; otherwise over the rows of a frame, junk included
-    splits: tuple[int, ...] = (1,)  # pairs that may share a tile
+    tile: TileConfig | None = None  # of ours
 
     def tiles(self, n: int, t: int, h: int, w: int, co: int) -> int:
         if self.flat:
@@ -241,7 +251,7 @@ def ours(operation: str, channels: Channels) -> Iterator[TileCounts]:
             backend.compile(make_problem(case, operands))(tensors, 0)
         one = counted(f"{tile.tile_m}x{tile.tile_n}", emulation, tile.tile_m, tile.tile_n)
         one = shared_out(one, case.channels[1] // tile.tile_n)
-        yield dataclasses.replace(one, weights=weight_bytes(backend.spec, tile), splits=tile.splits)
+        yield dataclasses.replace(one, weights=weight_bytes(backend.spec, tile), tile=tile)
 
 
 def weight_bytes(spec: Conv3dSpec, tile: TileConfig) -> int:
@@ -373,14 +383,25 @@ def print_tiles(title: str, tiles: Tiles) -> None:
     )
 
 
-def best(tiles: Mapping[str, Tiles]) -> Iterator[tuple[Channels, Extents, Estimate]]:
-    """Our fastest tile for each production shape, and cuDNN's."""
+def spec_of(operation: str, channels: Channels) -> Conv3dSpec:
+    """What the backend makes of a convolution without post-operations."""
+    finish = RowFinish(PostOps(channels[1]))
+    if operation == CAUSAL:
+        return Conv3dSpec(CAUSAL_PIXEL, finish, joins_w_taps=True)
+    return Conv3dSpec(channels[0], finish)
+
+
+def chosen(tiles: Mapping[str, Tiles]) -> Iterator[tuple[Channels, Extents, Estimate]]:
+    """The tile and split that the backend chooses for each production shape, and cuDNN's kernel."""
     for operation, channels, extents in shapes():
-        kernels = tiles[operation][channels]
-        candidates = [estimate(counts, split, channels, extents) for counts in kernels for split in counts.splits]
-        own = min((one for one in candidates if one.kernel != PEER), key=lambda one: one.milliseconds)
-        for one in [own, *(peer for peer in candidates if peer.kernel == PEER)]:
-            yield channels, extents, one
+        spec = spec_of(operation, channels)
+        legal = tiles_for(spec, shared_taps=True)
+        tile, split = choose(spec, legal, PaddedGrid.around(*extents), MULTIPROCESSORS)
+        for counts in tiles[operation][channels]:
+            if counts.tile == tile:
+                yield channels, extents, estimate(counts, split, channels, extents)
+            elif counts.kernel == PEER:
+                yield channels, extents, estimate(counts, 1, channels, extents)
 
 
 def shape_row(channels: Channels, extents: Extents, one: Estimate) -> list[str]:
@@ -411,7 +432,7 @@ def main() -> int:
             for channels in CHANNELS[operation]
         }
         print_tiles(title, tiles[operation])
-    estimates = list(best(tiles))
+    estimates = list(chosen(tiles))
     heads = ["channels", "N,T,H,W", "kernel", "useful products", "bytes read per output", "with multicast"]
     heads += ["waves", "last wave", "estimate, ms", "bound by"]
     print_table("Production shapes, without post-operations", heads, (shape_row(*row) for row in estimates))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -117,6 +118,23 @@ def test_estimate(static: ModuleType) -> None:
     assert one.bytes_per_output == pytest.approx(2 * 64 * 900 / (254 * 160))
     assert one.bytes_with_multicast == pytest.approx(2 * 64 * 600 / (254 * 160))  # half of the weights less
     assert static.estimate(counts, 1, SQUARE, (1, 1, 75, 254)).waves == 2
+
+
+def test_shapes_get_the_tile_that_the_backend_chooses(static: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one that looks best here."""
+    kernels = [static.TileCounts(str(index), 256, 160, 1, 1, 1, tile=tile) for index, tile in enumerate(TILES)]
+    kernels.append(static.TileCounts(static.PEER, 256, 160, 1, 1, 1, flat=True))
+    specs = []
+
+    def choose(spec: Conv3dSpec, *_: object) -> object:
+        specs.append(spec)
+        return TILES[2], 2
+
+    monkeypatch.setattr(static, "choose", choose)
+    tiles = {operation: defaultdict(lambda: kernels) for operation in static.TITLES}
+    rows = [(one.kernel, one.split) for _, _, one in static.chosen(tiles)]
+    assert rows == [("2", 2), (static.PEER, 1)] * len(list(static.shapes()))
+    assert [(spec.gemm_channels, spec.co) for spec in specs[:3]] == [(48, 160), (48, 160), (160, 160)]
 
 
 def test_tiles_of_flat_kernels_run_over_frames(static: ModuleType) -> None:
