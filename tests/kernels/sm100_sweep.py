@@ -2,7 +2,7 @@
 
     python -m tests.kernels.sm100_sweep [--share I/N]
 
-About an hour on one core; ``--share 0/8`` to ``7/8`` cut it into eight runs. Prints what disagrees, and a line in the end.
+About an hour on one core; ``--share 0/8`` to ``7/8`` cut it into eight runs. Prints what disagrees, and a line at last.
 """
 
 from __future__ import annotations
