@@ -42,6 +42,7 @@ from cudnn_fused.kernels.postops import PostOps  # noqa: E402
 from cudnn_fused.kernels.rows import RowFinish  # noqa: E402
 from cudnn_fused.kernels.sm100 import Sm100Kernels  # noqa: E402
 from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
+    PAIR,
     SPLIT_OVERHEAD,
     TILES,
     WARP,
@@ -52,7 +53,7 @@ from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
 )
 from cudnn_fused.operands import ELEMENT_BYTES  # noqa: E402
 from cudnn_fused.testing import cubin, sass  # noqa: E402
-from cudnn_fused.testing.cases import Case, Skip, make_inputs, make_outputs, make_problem  # noqa: E402
+from cudnn_fused.testing.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem  # noqa: E402
 from cudnn_fused.testing.ptx import Emulation, emulate  # noqa: E402
 from cudnn_fused.testing.sass import Pipe  # noqa: E402
 from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL  # noqa: E402
@@ -74,8 +75,6 @@ SCHEDULERS = 4
 PIPE_CYCLES = {Pipe.FMA: 1, Pipe.ALU: 2, Pipe.XU: 8}
 INTEGER_PRODUCT, INTEGER_PRODUCT_CYCLES = "IMAD", 2  # on one of the two halves of the FMA pipe
 LSU_CYCLES = {"128": 4, "64": 2}  # by the bits that a lane moves; 1 for fewer
-TAPS = 27
-PAIR = 2
 MULTICAST = 2  # pairs that would share a load of weights
 PEER = "cuDNN"
 PEER_ROWS, PEER_CHANNELS = 256, 320  # a tile of cuDNN's covers at most so many channels

@@ -51,6 +51,7 @@ from cudnn_fused.kernels.device import (
     Cursor,
     divide,
     follow_previous_kernel,
+    shared_address,
     shared_pointer,
     wait,
     wait_cluster,
@@ -440,9 +441,7 @@ class Conv3dSm100(Conv3dKernel):
         lanes = tmem + warp * (WARP * TMEM_LANE)
         staged = lanes + config.accumulators * config.n_block
         exchange = self.exchange_of(shared, cluster, warp)
-        slots = RowSlots(
-            exchange.data_ptr().toint().to(Int32), thread % WARP, config.slot_bytes, config.n_block, self.spec.co
-        )
+        slots = RowSlots(shared_address(exchange), thread % WARP, config.slot_bytes, config.n_block, self.spec.co)
         phase = Int32(0)  # of the exchange of partial sums: alternates with every block
         while tile < tiles:
             place = self.order.place(tile, grid, cluster.share, cluster.split)

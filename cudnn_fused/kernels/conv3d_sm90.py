@@ -47,6 +47,8 @@ from cudnn_fused.kernels.device import (
     Cursor,
     divide,
     follow_previous_kernel,
+    load_chunk,
+    shared_address,
     shared_pointer,
     wait,
     wait_cluster,
@@ -455,7 +457,7 @@ class Conv3dSm90(Conv3dKernel):
 
     def place_of(self, tile: cutlass.Array) -> Int32:
         """Where a tile begins, in 16-byte units, as matrix descriptors count."""
-        return cute.arch.make_warp_uniform(tile.data_ptr().toint().to(Int32) >> 4) & 0x3FFF
+        return cute.arch.make_warp_uniform(shared_address(tile) >> 4) & 0x3FFF
 
     @cute.jit
     def release(self, empty: cutlass.Array, stage: Int32, thread: Int32):
@@ -696,7 +698,6 @@ class Conv3dSm90(Conv3dKernel):
     def staged_row(self, shared: Shared, row: Int32, lane: Int32) -> postops.Fragment:
         fragment = []
         for chunk in range(0, self.config.row_chunks, self.config.lanes):
-            address = shared.staging.subview(self.staging_offset(row, chunk + lane))
-            values = prims.load_ext(shared_pointer(address, Int32), count=CHUNK_REGISTERS)
-            fragment += [values[index] for index in range(CHUNK_REGISTERS)]
+            place = shared.staging.subview(self.staging_offset(row, chunk + lane))
+            fragment += load_chunk(shared_address(place), SHARED)
         return fragment

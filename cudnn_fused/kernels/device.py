@@ -33,28 +33,16 @@ def divide(dividend: Int32, divisor: Int32) -> tuple[Int32, Int32]:
     return quotient, dividend - quotient * divisor
 
 
-def load_chunk(address: Int64) -> list[Int32]:
-    """Eight BF16 from global memory."""
-    values = prims.load_ext(cutlass.inttoptr(address, GLOBAL, Int32), count=CHUNK_REGISTERS)
+def load_chunk(address: Int64 | Int32, space: cutlass.AddressSpace = GLOBAL) -> list[Int32]:
+    """Eight BF16 from global or shared memory."""
+    values = prims.load_ext(cutlass.inttoptr(address, space, Int32), count=CHUNK_REGISTERS)
     return [values[index] for index in range(CHUNK_REGISTERS)]
 
 
-def store_chunk(address: Int64, registers: Sequence[Int32]) -> None:
-    """Eight BF16 to global memory."""
+def store_chunk(address: Int64 | Int32, registers: Sequence[Int32], space: cutlass.AddressSpace = GLOBAL) -> None:
+    """Eight BF16 to global or shared memory."""
     vector = cutlass.Vector.from_elements(tuple(registers), dtype=Int32)
-    prims.store_ext(vector, cutlass.inttoptr(address, GLOBAL, Int32))
-
-
-def load_shared_chunk(address: Int32) -> list[Int32]:
-    """Eight BF16 from shared memory."""
-    values = prims.load_ext(cutlass.inttoptr(address, SHARED, Int32), count=CHUNK_REGISTERS)
-    return [values[index] for index in range(CHUNK_REGISTERS)]
-
-
-def store_shared_chunk(address: Int32, registers: Sequence[Int32]) -> None:
-    """Eight BF16 to shared memory."""
-    vector = cutlass.Vector.from_elements(tuple(registers), dtype=Int32)
-    prims.store_ext(vector, cutlass.inttoptr(address, SHARED, Int32))
+    prims.store_ext(vector, cutlass.inttoptr(address, space, Int32))
 
 
 def prefetch(address: Int64, size: int) -> None:
@@ -62,9 +50,14 @@ def prefetch(address: Int64, size: int) -> None:
     prims.cp_async_bulk_prefetch(cutlass.inttoptr(address, GLOBAL, cutlass.Int8), size)
 
 
+def shared_address(place: cutlass.Array) -> Int32:
+    """Where something lies in shared memory."""
+    return place.data_ptr().toint().to(Int32)
+
+
 def shared_pointer(place: cutlass.Array, dtype: type) -> cutlass.Pointer:
     """Shared memory seen as another type."""
-    return cutlass.inttoptr(place.data_ptr().toint().to(Int32), SHARED, dtype)
+    return cutlass.inttoptr(shared_address(place), SHARED, dtype)
 
 
 def chunks(fragment: Sequence[Int32]) -> list[list[Int32]]:

@@ -20,13 +20,13 @@ from cudnn_fused.kernels.device import (
     ALL_LANES,
     CHUNK_BYTES,
     CHUNK_CHANNELS,
+    SHARED,
     WARP,
     chunk_address,
     chunks,
     divide,
-    load_shared_chunk,
+    load_chunk,
     store_chunk,
-    store_shared_chunk,
 )
 from cudnn_fused.kernels.postops import Fragment
 from cudnn_fused.kernels.rows import Destination
@@ -49,7 +49,7 @@ class RowSlots:
         """Write some channels of this lane's block."""
         own = self.address + self.lane * self.pitch + channel * ELEMENT_BYTES
         for index, chunk in enumerate(chunks(fragment)):
-            store_shared_chunk(own + index * CHUNK_BYTES, chunk)
+            store_chunk(own + index * CHUNK_BYTES, chunk, SHARED)
 
     @cute.jit
     def store(self, destinations: Sequence[Destination], channel: Int32):
@@ -63,7 +63,7 @@ class RowSlots:
         for first in cutlass.range(0, WARP, period_rows, unroll=1):
             for access in cutlass.range_constexpr(period):
                 row, chunk = divide(self.lane + access * WARP, Int32(row_chunks))
-                data = load_shared_chunk(self.address + (first + row) * self.pitch + chunk * CHUNK_BYTES)
+                data = load_chunk(self.address + (first + row) * self.pitch + chunk * CHUNK_BYTES, SHARED)
                 for destination, own_pixel in zip(destinations, pixels, strict=True):
                     pixel = prims.shfl_sync(ALL_LANES, own_pixel, first + row, WARP - 1, "idx")
                     self.store_if_present(destination, pixel, channel + chunk * CHUNK_CHANNELS, data)
