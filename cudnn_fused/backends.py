@@ -46,8 +46,8 @@ class ReferenceBackend:
 
 REFERENCE: Backend = ReferenceBackend()
 KERNELS: dict[str, str] = {
-    "SM90": "cudnn_fused.kernels.sm90:Sm90Kernels",
-    "SM100": "cudnn_fused.kernels.sm100:Sm100Kernels",
+    "SM90": "cudnn_fused.kernels.sm90:sm90",
+    "SM100": "cudnn_fused.kernels.sm100:sm100",
 }
 """Where the backend of each target that has kernels is. Kernels need the DSL, so they are imported when first used."""
 

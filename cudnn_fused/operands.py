@@ -13,9 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from cudnn_fused.kernels.lowering import Computation
 
 BF16 = torch.bfloat16
 ELEMENT_BYTES = 2  # BF16
@@ -118,6 +121,7 @@ class Operation:
 
     name: str
     summary: str
+    computation: Computation
     operands: tuple[Operand, ...]
     returns: tuple[str, ...]
     channel_symbols: tuple[str, ...]

@@ -108,19 +108,19 @@ def wait_cluster(barrier, phase: Int32):
         pass
 
 
-class Cursor:
+class PipelineState:
     """A place in a ring of pipeline stages, with the parity to wait for there. Advances in place."""
 
     def __init__(self, stages: int, index: Int32, phase: Int32) -> None:
         self.stages, self.index, self.phase = stages, index, phase
 
     @classmethod
-    def reading(cls, stages: int) -> Cursor:
+    def reading(cls, stages: int) -> PipelineState:
         """At the first stage, which becomes full in phase 0."""
         return cls(stages, Int32(0), Int32(0))
 
     @classmethod
-    def writing(cls, stages: int) -> Cursor:
+    def writing(cls, stages: int) -> PipelineState:
         """At the first stage, which is empty from the start: the phase before 0 counts as over."""
         return cls(stages, Int32(0), Int32(1))
 
@@ -134,4 +134,4 @@ class Cursor:
         return [self.index.ir_value(), self.phase.ir_value()]
 
     def __new_from_mlir_values__(self, values):
-        return Cursor(self.stages, Int32(values[0]), Int32(values[1]))
+        return PipelineState(self.stages, Int32(values[0]), Int32(values[1]))

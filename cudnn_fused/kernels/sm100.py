@@ -1,48 +1,23 @@
-"""The Blackwell backend: which tile serves a convolution."""
+"""The Blackwell backend."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from cudnn_fused import verdicts
-from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
-from cudnn_fused.kernels.launching import CONV_OPERANDS, Kernels, Machine, compiled
-from cudnn_fused.kernels.padded_grid import PaddedGrid
-from cudnn_fused.kernels.schedule import TileOrder
-from cudnn_fused.kernels.tiling_sm100 import TileConfig, choose, resident_clusters, tiles_for
+from cudnn_fused.kernels.compiling import DeviceSpec
+from cudnn_fused.kernels.conv.sm100 import Conv3dSm100
+from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling
+from cudnn_fused.kernels.gpu import GpuBackend
 from cudnn_fused.targets import SM100
 
 
-class Sm100Kernels(Kernels):
-    """The backend of SM100 and SM103 GPUs.
+def tiling_for(device: DeviceSpec) -> Sm100Tiling:
+    """The tiles for a model of GPU, with the way of loading taps that the doctor found right on it."""
+    return Sm100Tiling(shared_taps=verdicts.shared_taps(device.model) is not False)
 
-    ``shared_taps`` is that of :class:`.tiling_sm100.TileConfig`. None takes what the doctor found out about the model
-    of the GPU, and lets taps share their pixels where nobody has looked.
+
+def sm100(device: DeviceSpec | None = None, tiling: Sm100Tiling | None = None) -> GpuBackend:
+    """The backend of SM100 and SM103 GPUs; ``device`` is that of :class:`.gpu.GpuBackend`.
+
+    With ``tiling`` None the tiles follow the model of the GPU.
     """
-
-    target = SM100
-
-    def __init__(self, machine: Machine | None = None, *, shared_taps: bool | None = None) -> None:
-        super().__init__(machine)
-        self.shared_taps = shared_taps
-
-    def tiles(self, spec: Conv3dSpec, machine: Machine) -> tuple[TileConfig, ...]:
-        """The tiles to choose from."""
-        shared_taps = verdicts.shared_taps(machine.model) if self.shared_taps is None else self.shared_taps
-        return tiles_for(spec, shared_taps=shared_taps is not False)
-
-    def convolution(self, spec: Conv3dSpec, grid: PaddedGrid, machine: Machine) -> tuple[Any, tuple[int, ...]]:
-        """The launcher of a convolution and its arguments behind the addresses.
-
-        All tiles of an operation are compiled together, so that no later shape has to wait for another.
-        """
-        tiles = self.tiles(spec, machine)
-        launchers = {
-            tile: compiled(machine.arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
-            for tile in tiles
-        }
-        tile, split = choose(spec, tiles, grid, machine.multiprocessors)
-        count = TileOrder(spec, tile.tile_m, tile.tile_n).count(grid)
-        clusters = min(count, resident_clusters(split, machine.multiprocessors))
-        return launchers[tile], (grid.n, grid.t, grid.h, grid.w, split, clusters)
+    return GpuBackend(SM100, Conv3dSm100, tiling_for if tiling is None else lambda device: tiling, device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from cudnn_fused import plan
+from cudnn_fused.kernels.epilogue import stores
+from cudnn_fused.kernels.lowering import CausalConvolution, Computation
 from cudnn_fused.operands import Operand, Operation, Role, Shape
 from cudnn_fused.targets import SM90, SM100
 from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_ROW
@@ -12,6 +14,7 @@ from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_ROW
 CAUSAL_CONV3D_WITH_CACHE = Operation(
     name="causal_conv3d_with_cache",
     summary="Causal 3x3x3 convolution of a raw chunk behind its history, with zero padding, without bias.",
+    computation=Computation(CausalConvolution(), (), stores.Contiguous()),
     operands=(
         Operand(
             "input",

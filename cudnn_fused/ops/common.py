@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from cudnn_fused.kernels.epilogue import steps
 from cudnn_fused.operands import HISTORY_FRAMES, Operand, Option, Role, Shape
+
+NORM_STEPS = (steps.Bias(), steps.Residual(), steps.Save(), steps.RmsNorm(), steps.Silu())
 
 VALID_CONV_MINIMUM = 3  # a 3x3x3 window without padding
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from cudnn_fused import plan
+from cudnn_fused.kernels.epilogue import steps, stores
+from cudnn_fused.kernels.lowering import Computation, Convolution
 from cudnn_fused.operands import Operand, Operation, Role, Shape
 from cudnn_fused.ops import common
 from cudnn_fused.targets import SM90, SM100
@@ -12,6 +14,7 @@ from cudnn_fused.targets import SM90, SM100
 CONV3D_BIAS_RESIDUAL_PAD = Operation(
     name="conv3d_bias_residual_pad",
     summary="Convolution, bias and residual, with a zero bottom row and right column; no normalization.",
+    computation=Computation(Convolution(), (steps.Bias(), steps.Residual()), stores.BottomRight()),
     operands=(
         common.CONV_INPUT,
         common.PACKED_WEIGHT,

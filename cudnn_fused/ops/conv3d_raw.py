@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from cudnn_fused import plan
+from cudnn_fused.kernels.epilogue import stores
+from cudnn_fused.kernels.lowering import Computation, Convolution
 from cudnn_fused.operands import Operation
 from cudnn_fused.ops import common
 from cudnn_fused.targets import SM90, SM100
@@ -12,6 +14,7 @@ from cudnn_fused.targets import SM90, SM100
 CONV3D_RAW = Operation(
     name="conv3d_raw",
     summary="Valid 3x3x3 convolution, FP32 accumulation, one rounding to BF16, no bias.",
+    computation=Computation(Convolution(), (), stores.Contiguous()),
     operands=(common.CONV_INPUT, common.PACKED_WEIGHT, common.CONV_OUTPUT),
     returns=("output",),
     channel_symbols=("Ci", "Co"),

@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 
 from cudnn_fused import plan
+from cudnn_fused.kernels.epilogue import stores
+from cudnn_fused.kernels.lowering import Computation, Convolution
 from cudnn_fused.operands import Operation
 from cudnn_fused.ops import common
 from cudnn_fused.targets import SM90, SM100
@@ -14,6 +16,7 @@ from cudnn_fused.targets import SM90, SM100
 CONV3D_RMSNORM_SILU = Operation(
     name="conv3d_rmsnorm_silu",
     summary="Convolution, bias, optional residual, L2 normalization, sqrt(Co), gamma and SiLU; contiguous output.",
+    computation=Computation(Convolution(), common.NORM_STEPS, stores.Contiguous()),
     operands=(
         common.CONV_INPUT,
         common.PACKED_WEIGHT,

@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 
 from cudnn_fused import plan
+from cudnn_fused.kernels.epilogue import stores
+from cudnn_fused.kernels.lowering import Computation, Convolution
 from cudnn_fused.operands import Operand, Operation, Role, Shape
 from cudnn_fused.ops import common
 from cudnn_fused.targets import SM90, SM100
@@ -14,6 +16,7 @@ from cudnn_fused.targets import SM90, SM100
 CONV3D_RMSNORM_SILU_PAD = Operation(
     name="conv3d_rmsnorm_silu_pad",
     summary="`conv3d_rmsnorm_silu` written inside the padding of the next causal convolution, with its cache.",
+    computation=Computation(Convolution(), common.NORM_STEPS, stores.Padded()),
     operands=(
         common.CONV_INPUT,
         common.PACKED_WEIGHT,

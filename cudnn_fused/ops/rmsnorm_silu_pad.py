@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from cudnn_fused import plan
+from cudnn_fused.kernels.epilogue import steps, stores
+from cudnn_fused.kernels.lowering import Computation, Rows
 from cudnn_fused.operands import Operand, Operation, Role, Shape
 from cudnn_fused.ops import common
 from cudnn_fused.targets import SM90, SM100
@@ -14,6 +16,7 @@ _VALUE = Shape("N, T, H, W, C")
 RMSNORM_SILU_PAD = Operation(
     name="rmsnorm_silu_pad",
     summary="Optional bias and residual, normalization and SiLU of a tensor, padded, with history and cache copies.",
+    computation=Computation(Rows(), (steps.Bias("input_bias"), *common.NORM_STEPS[1:]), stores.Padded()),
     operands=(
         Operand("input", _VALUE, meaning="the tensor to normalize over C, NTHWC"),
         Operand("gamma", Shape("C"), meaning=common.GAMMA.meaning),

@@ -6,11 +6,11 @@ Nothing here needs a GPU or the DSL.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cudnn_fused.kernels.conv3d_spec import ELEMENT_BYTES, K_STEP, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
-from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, PaddedGrid
+from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
+from cudnn_fused.kernels.conv.select import Tiling
+from cudnn_fused.kernels.conv.spec import ELEMENT_BYTES, K_STEP, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
 
 CHUNK_CHANNELS = 8  # of a 16-byte access
 WARPGROUP = 128
@@ -19,6 +19,7 @@ M_BLOCK = 64  # rows of one wgmma
 MAX_BOX_ROWS = 256  # of a TMA box
 MAX_ACCUMULATORS = 160  # registers of a consumer thread that leave enough for everything else
 SHARED_BYTES = 227 * 1024
+BARRIER_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,21 @@ class TileConfig:
         """Accumulators that a thread holds of one block."""
         return M_BLOCK * self.n_block // WARPGROUP
 
-    @property
-    def a_rows(self) -> int:
+    def a_rows(self, spec: Conv3dSpec) -> int:
         """Pixels of a stage: the tile and its halo, in whole swizzle patterns."""
-        return math.ceil((self.tile_m + HALO) / SWIZZLE_ROWS) * SWIZZLE_ROWS
+        return math.ceil((self.tile_m + spec.w_taps - 1) / SWIZZLE_ROWS) * SWIZZLE_ROWS
 
-    @property
-    def a_boxes(self) -> int:
+    def a_boxes(self, spec: Conv3dSpec) -> int:
         """TMA loads of a stage of activations: equal boxes that begin where a swizzle pattern does."""
-        patterns = self.a_rows // SWIZZLE_ROWS
+        patterns = self.a_rows(spec) // SWIZZLE_ROWS
         return next(
-            boxes for boxes in range(1, patterns + 1) if patterns % boxes == 0 and self.a_rows // boxes <= MAX_BOX_ROWS
+            boxes
+            for boxes in range(1, patterns + 1)
+            if patterns % boxes == 0 and self.a_rows(spec) // boxes <= MAX_BOX_ROWS
         )
 
-    @property
-    def a_stage_bytes(self) -> int:
-        return self.a_rows * ROW_BYTES
+    def a_stage_bytes(self, spec: Conv3dSpec) -> int:
+        return self.a_rows(spec) * ROW_BYTES
 
     @property
     def b_stage_bytes(self) -> int:
@@ -73,10 +73,10 @@ class TileConfig:
     def staging_bytes(self) -> int:
         return self.tile_m * self.tile_n * ELEMENT_BYTES
 
-    @property
-    def shared_bytes(self) -> int:
-        barriers = 8 * (2 * (self.a_stages + self.b_stages) + 2 * CONSUMERS * (1 + self.split_levels))
-        return self.a_stages * self.a_stage_bytes + self.b_stages * self.b_stage_bytes + self.staging_bytes + barriers
+    def shared_bytes(self, spec: Conv3dSpec) -> int:
+        barriers = BARRIER_BYTES * (2 * (self.a_stages + self.b_stages) + 2 * CONSUMERS * (1 + self.split_levels))
+        stages = self.a_stages * self.a_stage_bytes(spec) + self.b_stages * self.b_stage_bytes
+        return stages + self.staging_bytes + barriers
 
     def unit_cycles(self, spec: Conv3dSpec) -> int:
         """Tensor-core cycles of one unit of the reduction: a wgmma of 64 x n x 16 takes n / 2."""
@@ -102,7 +102,7 @@ class TileConfig:
     def splits(self) -> tuple[int, ...]:
         return tuple(1 << level for level in range(self.split_levels + 1))
 
-    def problem(self, spec: Conv3dSpec) -> str | None:
+    def can_implement(self, spec: Conv3dSpec) -> str | None:
         """Why this tile cannot serve the operation, or None if it can."""
         if self.m_blocks not in (1, 2):
             return "a consumer holds one or two blocks of 64 rows"
@@ -110,14 +110,14 @@ class TileConfig:
             return "a wgmma computes a multiple of 16, at most 256, channels"
         if spec.co % self.tile_n:
             return f"{spec.co} output channels are no multiple of {self.tile_n}"
-        if spec.finish.post.norm and self.tile_n != spec.co:
+        if spec.epilogue.statistic and self.tile_n != spec.co:
             return "a fused norm needs a pixel's whole channel row in one CTA"
         if self.m_blocks * self.n_blocks * self.block_registers > MAX_ACCUMULATORS:
             return "the accumulators leave too few registers"
         if min(self.a_stages, self.b_stages) < 2:
             return "a ring needs two stages"
-        if self.shared_bytes > SHARED_BYTES:
-            return f"{self.shared_bytes} bytes of shared memory are more than {SHARED_BYTES}"
+        if self.shared_bytes(spec) > SHARED_BYTES:
+            return f"{self.shared_bytes(spec)} bytes of shared memory are more than {SHARED_BYTES}"
         return None
 
 
@@ -134,38 +134,31 @@ SPLIT_OVERHEAD = 2500  # one exchange of partial sums
 EPILOGUE_TAIL = 4000  # storing the last tile, which nothing hides
 
 
-def tiles_for(spec: Conv3dSpec) -> tuple[TileConfig, ...]:
-    """The tiles among which an operation chooses.
+@dataclass(frozen=True)
+class Sm90Tiling(Tiling[TileConfig]):
+    """Which tile and split serve a problem on Hopper."""
 
-    A tile as wide as the output is best: it reads activations once, and a norm needs it. Where none is, tall tiles
-    move less through shared memory, and two widths of them cut most frames into few waves.
-    """
-    legal = [tile for tile in TILES if tile.problem(spec) is None]
-    whole = [tile for tile in legal if tile.tile_n == spec.co]
-    return tuple(whole or [tile for tile in legal if tile.m_blocks > 1])
+    tiles: tuple[TileConfig, ...] = TILES
 
+    def preferred(self, spec: Conv3dSpec, legal: tuple[TileConfig, ...]) -> tuple[TileConfig, ...]:
+        """A tile as wide as the output is best: it reads activations once, and a norm needs it. Where none is, tall
+        tiles move less through shared memory, and two widths of them cut most frames into few waves.
+        """
+        whole = tuple(tile for tile in legal if tile.tile_n == spec.co)
+        return whole or tuple(tile for tile in legal if tile.m_blocks > 1)
 
-def resident_clusters(split: int, multiprocessors: int) -> int:
-    """Clusters of ``split`` CTAs that run at a time, one CTA to a multiprocessor.
+    def resident_clusters(self, split: int, multiprocessors: int) -> int:
+        """A cluster of ``split`` CTAs stays inside a group of 16 or 18 multiprocessors; clusters of four leave two of
+        each 18 idle.
+        """
+        return max(1, multiprocessors // split - (split > 2))
 
-    A cluster stays inside a group of 16 or 18 multiprocessors; clusters of four leave two of each 18 idle.
-    """
-    return max(1, multiprocessors // split - (split > 2))
+    def most_shares(self, spec: Conv3dSpec, multiprocessors: int) -> int:
+        return multiprocessors
 
-
-def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
-    """Estimated cycles of a launch: waves of tiles, each as long as its share of the reduction."""
-    tiles = grid.n * grid.out_t * math.ceil(grid.frame_rows / tile.tile_m) * (spec.co // tile.tile_n)
-    waves = math.ceil(tiles / resident_clusters(split, multiprocessors))
-    skipped = sum(max(spec.leading_zero_frames - t, 0) for t in range(grid.out_t)) / (3 * grid.out_t)
-    cycles = TAP_ROWS * spec.tap_row_units * tile.unit_cycles(spec) * (1 - skipped)
-    exchange = SPLIT_OVERHEAD * math.log2(split)
-    return waves * (cycles / split + TILE_OVERHEAD + exchange) + EPILOGUE_TAIL
-
-
-def choose(
-    spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, multiprocessors: int
-) -> tuple[TileConfig, int]:
-    """The cheapest tile and split of the reduction."""
-    options = [(tile, split) for tile in tiles for split in tile.splits if split <= multiprocessors]
-    return min(options, key=lambda option: cost(spec, *option, grid, multiprocessors))
+    def cost(self, spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
+        """Waves of tiles, each as long as its share of the reduction."""
+        waves = self.waves(spec, tile, split, grid, multiprocessors)
+        cycles = spec.units * tile.unit_cycles(spec) * spec.computed_share(grid.out_t)
+        exchange = SPLIT_OVERHEAD * math.log2(split)
+        return waves * (cycles / split + TILE_OVERHEAD + exchange) + EPILOGUE_TAIL

@@ -2,71 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Int64
 from cutlass.experimental import cuda
 
-from cudnn_fused.kernels.conv3d_spec import DESCRIPTOR_UNIT, Conv3dSpec
-from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid
-from cudnn_fused.kernels.rows import Tensors
-from cudnn_fused.kernels.schedule import TileOrder
+from cudnn_fused.kernels.arguments import Addresses, Signature
+from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
+from cudnn_fused.kernels.conv.schedule import TileScheduler
+from cudnn_fused.kernels.conv.select import Tile
+from cudnn_fused.kernels.conv.spec import DESCRIPTOR_UNIT, Conv3dSpec
+from cudnn_fused.kernels.epilogue.rows import RowFinisher
 from cudnn_fused.operands import ELEMENT_BYTES
-
-
-class Tile(Protocol):
-    """What every architecture's ``TileConfig`` has."""
-
-    @property
-    def tile_m(self) -> int: ...
-
-    @property
-    def tile_n(self) -> int: ...
-
-    def problem(self, spec: Conv3dSpec) -> str | None: ...
 
 
 class Conv3dKernel:
     """A kernel of one operation and tile; N, T, H, W and the split of the reduction are run-time values."""
 
-    def __init__(self, spec: Conv3dSpec, config: Tile) -> None:
-        problem = config.problem(spec)
-        if problem:
-            raise ValueError(f"{config} cannot serve {spec}: {problem}")
-        self.spec = spec
-        self.order = TileOrder(spec, config.tile_m, config.tile_n)
+    def __init__(self, spec: Conv3dSpec, config: Tile, input: str, weight: str) -> None:
+        reason = config.can_implement(spec)
+        if reason:
+            raise ValueError(f"{config} cannot serve {spec}: {reason}")
+        self.spec, self.input, self.weight = spec, input, weight
+        self.scheduler = TileScheduler(spec, config.tile_m, config.tile_n)
+        numbers = dict.fromkeys(("n", "t", "h", "w", "split", "clusters"), Int32)
+        self.signature = Signature((input, weight, *spec.epilogue.operands), numbers)
 
     @cute.jit
-    def __call__(
-        self,
-        input: Int64,
-        weight: Int64,
-        bias: Int64,
-        gamma: Int64,
-        residual: Int64,
-        residual_bias: Int64,
-        previous: Int64,
-        output: Int64,
-        cache_output: Int64,
-        residual_output: Int64,
-        n: Int32,
-        t: Int32,
-        h: Int32,
-        w: Int32,
-        split: Int32,
-        clusters: Int32,
-        stream,
-    ):
-        """Launch. Tensors are device addresses, 0 for those that the operation does not use."""
-        tensors = Tensors(bias, gamma, residual, residual_bias, previous, output, cache_output, residual_output)
-        self.launch(input, weight, tensors, PaddedGrid(n, t, h, w), split, clusters, stream)
+    def __call__(self, stream: Any, *values: Any):
+        """Launch with the values of ``signature``. ``n, t, h, w`` are the extents of the input in memory."""
+        tensors, numbers = self.signature.bind(values)
+        grid = self.spec.grid(numbers["n"], numbers["t"], numbers["h"], numbers["w"])
+        self.launch(
+            tensors[self.input], tensors[self.weight], tensors, grid, numbers["split"], numbers["clusters"], stream
+        )
+
+    @property
+    def finisher(self) -> RowFinisher:
+        """The device side of the epilogue."""
+        return RowFinisher(self.spec.epilogue)
 
     def launch(
         self,
         input: Int64,
         weight: Int64,
-        tensors: Tensors,
+        tensors: Addresses,
         grid: PaddedGrid,
         split: Int32,
         clusters: Int32,
@@ -83,8 +64,8 @@ class Conv3dKernel:
         return cuda.create_tensor_map_tiled(
             global_address=input,
             dtype=BFloat16,
-            # A long pixel of joined taps begins at every pixel but the last two.
-            global_dims=(spec.gemm_channels, grid.pixels - (HALO if spec.joins_w_taps else 0)),
+            # A long pixel of joined taps begins at every pixel but the last ones.
+            global_dims=(spec.gemm_channels, grid.pixels - (spec.window.halo[2] if spec.joins_w_taps else 0)),
             global_strides=(spec.ci * ELEMENT_BYTES // DESCRIPTOR_UNIT,),
             box_dims=(channels, rows),
             swizzle=swizzle,

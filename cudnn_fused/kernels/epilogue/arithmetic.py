@@ -1,4 +1,4 @@
-"""The operations behind a convolution, as small pieces that keep every rounding point.
+"""The arithmetic of the steps behind a convolution in kernels, in small pieces that keep every rounding point.
 
 A *fragment* is one lane's share of the channels of one pixel: a list of 32-bit registers with two BF16 channels each,
 the lower channel in the lower half. ``B(x)`` is the conversion of FP32 to BF16. Rounding a sum or a product of two
@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from cutlass import Float32, Int32
 from cutlass.experimental import primitives as prims
 
-MIN_NORM = 1e-12
 LOG2_E = math.log2(math.e)
 SILU_SCALE = 16.0
 
 Fragment = list[Int32]
-Reduce = Callable[[Float32], Float32]
-"""Sums a value over the lanes that share a pixel."""
 
 
 # --- two BF16 at a time --------------------------------------------------------------------------------------------
@@ -80,7 +77,7 @@ def sum_of_squares(fragment: Sequence[Int32]) -> Float32:
 
 
 @dataclass(frozen=True)
-class Quotient:
+class Reciprocal:
     """Division of BF16 numbers by one FP32 number, rounded to FP32 and then to BF16 as a true division would be.
 
     The reciprocal is kept as a sum ``high + low`` that is right to 2**-48. For a BF16 numerator ``v`` the product
@@ -94,7 +91,7 @@ class Quotient:
     low: Float32
 
     @classmethod
-    def by(cls, divisor: Float32) -> Quotient:
+    def of(cls, divisor: Float32) -> Reciprocal:
         high = _scalar("rcp.rn.f32", divisor)
         error = _scalar("fma.rn.f32", _scalar("neg.f32", divisor), high, Float32(1.0))
         low = _scalar("mul.rn.f32", error, high)
@@ -102,11 +99,11 @@ class Quotient:
         return cls(high, _finite_or_zero(low, divisor))
 
     @classmethod
-    def by_norm(cls, squares: Float32) -> Quotient:
-        """The division by the root of a sum of squares, or by the least norm."""
-        return cls.by(_scalar("max.NaN.f32", _scalar("sqrt.rn.f32", squares), Float32(MIN_NORM)))
+    def of_norm(cls, squares: Float32, least: float) -> Reciprocal:
+        """The division by the root of a sum of squares, or by ``least`` if that is more."""
+        return cls.of(_scalar("max.NaN.f32", _scalar("sqrt.rn.f32", squares), Float32(least)))
 
-    def of(self, value: Float32) -> Float32:
+    def times(self, value: Float32) -> Float32:
         return _scalar("fma.rn.f32", value, self.high, _scalar("mul.rn.f32", value, self.low))
 
 
@@ -118,10 +115,10 @@ def _finite_or_zero(value: Float32, guard: Float32) -> Float32:
     )
 
 
-def normalize(value: Sequence[Int32], quotient: Quotient, channels: int) -> Fragment:
-    """``B(B(value / denominator) * sqrt(channels))``."""
-    root = Float32(math.sqrt(channels))
-    return map_wide(lambda x: _scalar("mul.rn.f32", x, root), map_wide(quotient.of, value))
+def scale(fragment: Sequence[Int32], factor: float) -> Fragment:
+    """``B(float(x) * factor)`` of every channel, for a factor that is an FP32 number."""
+    wide = Float32(factor)
+    return map_wide(lambda x: _scalar("mul.rn.f32", x, wide), fragment)
 
 
 def silu(x: Float32) -> Float32:
@@ -137,44 +134,3 @@ def silu(x: Float32) -> Float32:
     sixteenth = Float32(1 / SILU_SCALE)
     divisor = _scalar("fma.rn.f32", power, sixteenth, sixteenth)
     return _scalar("mul.rn.f32", scaled, _scalar("rcp.approx.ftz.f32", divisor))
-
-
-# --- the chain -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PostOps:
-    """Which operations follow, in the order in which they are applied. Fixed when a kernel is compiled."""
-
-    channels: int
-    bias: bool = False
-    residual: bool = False
-    residual_bias: bool = False
-    norm: bool = False  # L2 normalization, sqrt(C), gamma and SiLU
-
-    def value(
-        self,
-        main: Fragment,
-        bias: Callable[[], Fragment],
-        residual: Callable[[], Fragment],
-        residual_bias: Callable[[], Fragment],
-    ) -> Fragment:
-        """``main`` with its bias, and the residual with its own bias added. Operands are loaded where they are used."""
-        if self.bias:
-            main = add(main, bias())
-        if not self.residual:
-            return main
-        skip = residual()
-        if self.residual_bias:
-            skip = add(skip, residual_bias())
-        return add(main, skip)
-
-    def quotient(self, value: Fragment, reduce: Reduce) -> Quotient | None:
-        """The division that normalizes, from all channels of a lane; None where no norm follows."""
-        return Quotient.by_norm(reduce(sum_of_squares(value))) if self.norm else None
-
-    def activated(self, value: Fragment, quotient: Quotient | None, gamma: Callable[[], Fragment]) -> Fragment:
-        """What is stored as the output, for any part of the channels."""
-        if quotient is None:
-            return value
-        return map_wide(silu, multiply(normalize(value, quotient, self.channels), gamma()))

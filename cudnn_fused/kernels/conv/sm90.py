@@ -26,9 +26,11 @@ from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.experimental import cuda
 from cutlass.experimental import primitives as prims
 
-from cudnn_fused.kernels import postops
-from cudnn_fused.kernels.conv3d import Conv3dKernel
-from cudnn_fused.kernels.conv3d_spec import (
+from cudnn_fused.kernels.arguments import Addresses
+from cudnn_fused.kernels.conv.host import Conv3dKernel
+from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
+from cudnn_fused.kernels.conv.schedule import TileCoord
+from cudnn_fused.kernels.conv.spec import (
     DESCRIPTOR_UNIT,
     ELEMENT_BYTES,
     K_CHUNK,
@@ -37,6 +39,7 @@ from cudnn_fused.kernels.conv3d_spec import (
     SWIZZLE_ROWS,
     Conv3dSpec,
 )
+from cudnn_fused.kernels.conv.tile_sm90 import CONSUMERS, M_BLOCK, TileConfig
 from cudnn_fused.kernels.device import (
     CHUNK_BYTES,
     CHUNK_CHANNELS,
@@ -44,7 +47,7 @@ from cudnn_fused.kernels.device import (
     SHARED,
     WARP,
     WARPGROUP,
-    Cursor,
+    PipelineState,
     divide,
     follow_previous_kernel,
     load_chunk,
@@ -53,10 +56,8 @@ from cudnn_fused.kernels.device import (
     wait,
     wait_cluster,
 )
-from cudnn_fused.kernels.padded_grid import TAPS, PaddedGrid
-from cudnn_fused.kernels.rows import Row, Tensors
-from cudnn_fused.kernels.schedule import Place
-from cudnn_fused.kernels.tiling_sm90 import CONSUMERS, M_BLOCK, TileConfig
+from cudnn_fused.kernels.epilogue import arithmetic
+from cudnn_fused.kernels.epilogue.rows import Row
 
 UNIT_CHANNELS = DESCRIPTOR_UNIT // ELEMENT_BYTES
 STAGING_BARRIER = 1  # named barriers STAGING_BARRIER + consumer
@@ -115,14 +116,14 @@ class Shared:
     b_empty: cutlass.Array
     staged: cutlass.Array  # per consumer: its half of the staging tile holds results
     drained: cutlass.Array  # per consumer: the epilogue has read them
-    partial_wanted: cutlass.Array  # per level and consumer: the partner may write its partial sums here
-    partial_sent: cutlass.Array  # per level and consumer: it has
+    partial_empty: cutlass.Array  # per level and consumer: the partner may write its partial sums here
+    partial_full: cutlass.Array  # per level and consumer: it has
     a: cutlass.Array
     b: cutlass.Array
     staging: cutlass.Array
 
     @classmethod
-    def allocate(cls, config: TileConfig) -> Shared:
+    def allocate(cls, spec: Conv3dSpec, config: TileConfig) -> Shared:
         def barriers(count: int) -> cutlass.Array:
             return cutlass.Array(Int64, count, space=SHARED, alignment=8)
 
@@ -131,7 +132,7 @@ class Shared:
 
         levels = CONSUMERS * config.split_levels
         return cls(
-            a=tile(config.a_stages * config.a_stage_bytes),
+            a=tile(config.a_stages * config.a_stage_bytes(spec)),
             b=tile(config.b_stages * config.b_stage_bytes),
             staging=tile(config.staging_bytes),
             a_full=barriers(config.a_stages),
@@ -140,8 +141,8 @@ class Shared:
             b_empty=barriers(config.b_stages),
             staged=barriers(CONSUMERS),
             drained=barriers(CONSUMERS),
-            partial_wanted=barriers(levels),
-            partial_sent=barriers(levels),
+            partial_empty=barriers(levels),
+            partial_full=barriers(levels),
         )
 
     def initialize(self) -> None:
@@ -153,8 +154,8 @@ class Shared:
             (self.b_empty, CONSUMERS),
             (self.staged, WARPGROUP),
             (self.drained, WARPGROUP),
-            (self.partial_wanted, WARPGROUP),
-            (self.partial_sent, WARPGROUP),
+            (self.partial_empty, WARPGROUP),
+            (self.partial_full, WARPGROUP),
         )
         for barriers, count in counts:
             for index in range(barriers.shape[0]):
@@ -222,8 +223,8 @@ class Conv3dSm90(Conv3dKernel):
     EPILOGUE_REGISTERS = 104
     LOADER_REGISTERS = 24
 
-    def __init__(self, spec: Conv3dSpec, config: TileConfig) -> None:
-        super().__init__(spec, config)
+    def __init__(self, spec: Conv3dSpec, config: TileConfig, input: str, weight: str) -> None:
+        super().__init__(spec, config, input, weight)
         self.config = config
         # Channels that a stage holds of each chunk of a unit: half a chunk where that is all there is, because shared
         # memory is the bottleneck and zeros take as long to write as numbers.
@@ -235,7 +236,7 @@ class Conv3dSm90(Conv3dKernel):
         self,
         input: Int64,
         weight: Int64,
-        tensors: Tensors,
+        tensors: Addresses,
         grid: PaddedGrid,
         split: Int32,
         clusters: Int32,
@@ -256,8 +257,8 @@ class Conv3dSm90(Conv3dKernel):
         self, input: Int64, weight: Int64, grid: PaddedGrid, width: int
     ) -> tuple[cuda.TensorMap, cuda.TensorMap]:
         """Tensor maps of activations and weights for stages of ``width`` channels."""
-        config, swizzle = self.config, SWIZZLES[width].value
-        a_map = self.activation_map(input, grid, width, config.a_rows // config.a_boxes, swizzle)
+        config, spec, swizzle = self.config, self.spec, SWIZZLES[width].value
+        a_map = self.activation_map(input, grid, width, config.a_rows(spec) // config.a_boxes(spec), swizzle)
         return a_map, self.weight_map(weight, width, config.n_block, swizzle)
 
     # --- device ----------------------------------------------------------------------------------------------------
@@ -269,10 +270,10 @@ class Conv3dSm90(Conv3dKernel):
         b_map: cutlass.GridConstant[cuda.TensorMap],
         a_narrow_map: cutlass.GridConstant[cuda.TensorMap],
         b_narrow_map: cutlass.GridConstant[cuda.TensorMap],
-        tensors: Tensors,
+        tensors: Addresses,
         grid: PaddedGrid,
     ):
-        shared = Shared.allocate(self.config)
+        shared = Shared.allocate(self.spec, self.config)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0 and prims.elect_sync():
             prims.prefetch_tensormap(a_map.get_ptr())
@@ -315,26 +316,25 @@ class Conv3dSm90(Conv3dKernel):
         """One warp: for every unit of every tile, the pixels under the tile's rows and its halo."""
         config, spec = self.config, self.spec
         rank, split, tile, step = self.cluster()
-        tiles = self.order.count(grid)
-        stage = Cursor.writing(config.a_stages)
-        box_rows = config.a_rows // config.a_boxes
+        tiles = self.scheduler.count(grid)
+        stage = PipelineState.writing(config.a_stages)
+        box_rows = config.a_rows(spec) // config.a_boxes(spec)
         while tile < tiles:
-            place = self.order.place(tile, grid, rank, split)
-            origin = grid.window(place.n, place.t) + place.row
+            place = self.scheduler.place(tile, grid, rank, split)
+            origin = grid.frame(place.n, place.t) + place.row
             unit = place.first_unit
             while unit < place.end_unit:
-                tap_row = unit // spec.tap_row_units
-                pixel = origin + grid.tap_shift(tap_row // TAPS, tap_row % TAPS)
-                first_channel = (unit % spec.tap_row_units) * K_CHUNK
+                pixel = origin + grid.tap_shift(*spec.tap_row(unit))
+                first_channel = spec.first_channel(unit)
                 for chunk, width in enumerate(self.widths):
                     tensor_map = wide_map if width == max(self.widths) else narrow_map
                     row_bytes = width * ELEMENT_BYTES
                     wait(shared.a_empty.subview(stage.index), stage.phase)
                     if prims.elect_sync():
                         full = shared.a_full.subview(stage.index)
-                        prims.mbarrier_arrive_expect_tx(full, config.a_rows * row_bytes)
-                        for box in cutlass.range_constexpr(config.a_boxes):
-                            offset = stage.index * config.a_stage_bytes + box * box_rows * row_bytes
+                        prims.mbarrier_arrive_expect_tx(full, config.a_rows(spec) * row_bytes)
+                        for box in cutlass.range_constexpr(config.a_boxes(spec)):
+                            offset = stage.index * config.a_stage_bytes(spec) + box * box_rows * row_bytes
                             prims.cp_async_bulk_tensor_shared_cluster_global(
                                 shared.a.subview(offset),
                                 tensor_map.get_ptr(),
@@ -351,14 +351,13 @@ class Conv3dSm90(Conv3dKernel):
         """One warp: for every chunk of every unit, a stage per tap along W and per block of output channels."""
         config, spec = self.config, self.spec
         rank, split, tile, step = self.cluster()
-        tiles = self.order.count(grid)
-        stage = Cursor.writing(config.b_stages)
+        tiles = self.scheduler.count(grid)
+        stage = PipelineState.writing(config.b_stages)
         while tile < tiles:
-            place = self.order.place(tile, grid, rank, split)
+            place = self.scheduler.place(tile, grid, rank, split)
             unit = place.first_unit
             while unit < place.end_unit:
-                first_tap = (unit // spec.tap_row_units) * spec.w_taps
-                first_channel = (unit % spec.tap_row_units) * K_CHUNK
+                first_tap, first_channel = spec.first_tap(unit), spec.first_channel(unit)
                 for chunk, width in enumerate(self.widths):
                     tensor_map = wide_map if width == max(self.widths) else narrow_map
                     for s in cutlass.range_constexpr(spec.w_taps):
@@ -383,16 +382,16 @@ class Conv3dSm90(Conv3dKernel):
             tile += step
 
     @cute.jit
-    def multiply(self, shared: Shared, consumer: Int32, grid: PaddedGrid, tensors: Tensors):
+    def multiply(self, shared: Shared, consumer: Int32, grid: PaddedGrid, tensors: Addresses):
         """A consumer: accumulate each tile, then stage it for the epilogue; at last, help to finish the last one."""
         config = self.config
         rank, split, tile, step = self.cluster()
-        tiles = self.order.count(grid)
+        tiles = self.scheduler.count(grid)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
-        a, b = Cursor.reading(config.a_stages), Cursor.reading(config.b_stages)
+        a, b = PipelineState.reading(config.a_stages), PipelineState.reading(config.b_stages)
         phase = Int32(0)  # of the tile: alternates
         while tile < tiles:
-            place = self.order.place(tile, grid, rank, split)
+            place = self.scheduler.place(tile, grid, rank, split)
             units = place.end_unit - place.first_unit
             sums, a, b = self.accumulate(shared, a, b, units, consumer, thread)
             wait(shared.drained.subview(consumer), phase ^ 1)
@@ -405,13 +404,15 @@ class Conv3dSm90(Conv3dKernel):
             tile += step
         for each in cutlass.range_constexpr(CONSUMERS):
             wait(shared.staged.subview(each), phase ^ 1)
-        place = self.order.place(tile - step, grid, rank, split)  # every CTA has a tile
+        place = self.scheduler.place(tile - step, grid, rank, split)  # every CTA has a tile
         rows = CONSUMERS * (config.consumer_rows // split)
         worker = (consumer + 1) * WARPGROUP + thread  # behind those of the epilogue
         self.finish_staged(shared, grid, place, Int32(0), rows, worker, Int32(LAST_FINISHERS), tensors)
 
     @cute.jit
-    def accumulate(self, shared: Shared, a: Cursor, b: Cursor, units: Int32, consumer: Int32, thread: Int32):
+    def accumulate(
+        self, shared: Shared, a: PipelineState, b: PipelineState, units: Int32, consumer: Int32, thread: Int32
+    ):
         """Multiply the stages of a tile as they arrive. Returns the sums and where the rings then stand."""
         config, spec = self.config, self.spec
         sums = Accumulators.zero(config)
@@ -424,7 +425,7 @@ class Conv3dSm90(Conv3dKernel):
                 swizzle = SWIZZLES[width]
                 wait(shared.a_full.subview(a.index), a.phase)
                 row_units, step_units = width // UNIT_CHANNELS, K_STEP // UNIT_CHANNELS
-                a_stage = a_base + a.index * (config.a_stage_bytes // DESCRIPTOR_UNIT) + first_row * row_units
+                a_stage = a_base + a.index * (config.a_stage_bytes(spec) // DESCRIPTOR_UNIT) + first_row * row_units
                 for s in cutlass.range_constexpr(spec.w_taps):
                     for n in cutlass.range_constexpr(config.n_blocks):
                         wait(shared.b_full.subview(b.index), b.phase)
@@ -495,7 +496,7 @@ class Conv3dSm90(Conv3dKernel):
 
     def store_matrices(self, shared: Shared, row: Int32, chunk: Int32, values: list[Float32]) -> None:
         """Round eight sums of a thread to BF16 and store them as a row's part of four 8x8 matrices."""
-        pairs = [postops.pack(*values[first : first + 2]) for first in range(0, 8, 2)]
+        pairs = [arithmetic.pack(*values[first : first + 2]) for first in range(0, 8, 2)]
         place = shared.staging.subview(self.staging_offset(row, chunk))
         prims.stmatrix(place, pairs, prims.MMALayout.ROW)
 
@@ -549,8 +550,8 @@ class Conv3dSm90(Conv3dKernel):
             keeps_upper = (rank >> level) % 2 == 1
             partner = rank ^ (1 << level)
             lower, upper = self.halves(values, level)
-            wanted = shared.partial_wanted.subview(level * CONSUMERS + consumer)
-            sent = shared.partial_sent.subview(level * CONSUMERS + consumer)
+            wanted = shared.partial_empty.subview(level * CONSUMERS + consumer)
+            sent = shared.partial_full.subview(level * CONSUMERS + consumer)
             prims.mbarrier_arrive(prims.mapa(wanted, partner), scope=prims.MemScope.CLUSTER)
             theirs = prims.mapa(mine, partner)
             wait_cluster(wanted, phase)
@@ -607,33 +608,33 @@ class Conv3dSm90(Conv3dKernel):
     # --- epilogue ----------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def finish_rows(self, shared: Shared, grid: PaddedGrid, tensors: Tensors):
+    def finish_rows(self, shared: Shared, grid: PaddedGrid, tensors: Addresses):
         """The epilogue warpgroup: finish staged rows, and fill what no row falls on.
 
         The filling is shared out over the tiles and done while each is computed. Nothing is computed beside the last
         tile of a CTA, so its rows are shared out over the consumers' threads too.
         """
-        config, finish = self.config, self.spec.finish
+        config, finisher = self.config, self.finisher
         rank, split, tile, step = self.cluster()
-        tiles = self.order.count(grid)
+        tiles = self.scheduler.count(grid)
         thread = cute.arch.thread_idx()[0] % WARPGROUP
         lane, slot = thread % config.lanes, thread // config.lanes
         rows_at_once = WARPGROUP // config.lanes
         owned_rows = config.consumer_rows // split
-        filler, fillers = cute.arch.block_idx()[0] * rows_at_once + slot, finish.filler_pixels(grid)
-        filler_step = cute.arch.grid_dim()[0] * rows_at_once
+        padding, padding_pixels = cute.arch.block_idx()[0] * rows_at_once + slot, finisher.padding_pixels(grid)
+        padding_step = cute.arch.grid_dim()[0] * rows_at_once
         turns = (tiles - tile + step - 1) // step
-        filled_each_turn = ((fillers + filler_step - 1) // filler_step + turns - 1) // turns
+        padded_each_turn = ((padding_pixels + padding_step - 1) // padding_step + turns - 1) // turns
         phase = Int32(0)
         while tile < tiles:
-            place = self.order.place(tile, grid, rank, split)
-            self.prefetch_residual(grid, place, thread, tensors)
-            filled = Int32(0)
-            while filled < filled_each_turn:
-                if filler < fillers:
-                    finish.fill(grid, filler, lane, config.lanes, tensors)
-                filler += filler_step
-                filled += 1
+            place = self.scheduler.place(tile, grid, rank, split)
+            self.prefetch_rows(grid, place, thread, tensors)
+            padded = Int32(0)
+            while padded < padded_each_turn:
+                if padding < padding_pixels:
+                    finisher.pad(grid, padding, lane, config.lanes, tensors)
+                padding += padding_step
+                padded += 1
             last = tile + step >= tiles
             part, parts = Int32(0), Int32(cutlass.select_(last, 1, CONSUMERS))
             workers = Int32(cutlass.select_(last, LAST_FINISHERS, WARPGROUP))
@@ -660,18 +661,18 @@ class Conv3dSm90(Conv3dKernel):
         self,
         shared: Shared,
         grid: PaddedGrid,
-        place: Place,
+        place: TileCoord,
         first: Int32,
         end: Int32,
         worker: Int32,
         workers: Int32,
-        tensors: Tensors,
+        tensors: Addresses,
     ):
         """Finish the rows ``first`` to ``end`` of those that this CTA finishes, shared out over ``workers`` threads.
 
         ``lanes`` neighbouring threads share a row; lane ``l`` has the chunks ``l, l + lanes, ...`` of it.
         """
-        config, finish = self.config, self.spec.finish
+        config, finisher = self.config, self.finisher
         rank, split, _, _ = self.cluster()
         lane, slot = worker % config.lanes, worker // config.lanes
         index = first + slot
@@ -680,22 +681,22 @@ class Conv3dSm90(Conv3dKernel):
             main = self.staged_row(shared, row, lane)
             ho, wo = divide(place.row + row, grid.w)
             channel = place.channel + lane * CHUNK_CHANNELS
-            finish.store(main, grid, place.n, place.t, ho, wo, channel, config.lanes, tensors)
+            finisher.finish(main, grid, place.n, place.t, ho, wo, channel, config.lanes, tensors)
             index += workers // config.lanes
 
     @cute.jit
-    def prefetch_residual(self, grid: PaddedGrid, place: Place, thread: Int32, tensors: Tensors):
+    def prefetch_rows(self, grid: PaddedGrid, place: TileCoord, thread: Int32, tensors: Addresses):
         """Ask for the residual of a tile while the tile is computed, so that its rows come out of the L2 cache."""
         rank, split, _, _ = self.cluster()
-        if cutlass.const_expr(self.spec.finish.post.residual):
+        if cutlass.const_expr(self.spec.epilogue.row_operands):
             index = thread
             while index < CONSUMERS * (self.config.consumer_rows // split):
                 ho, wo = divide(place.row + self.tile_row(index, rank, split), grid.w)
                 row = Row.at(grid, place.n, place.t, ho, wo)
-                self.spec.finish.prefetch_residual(row, place.channel, self.config.tile_n, tensors)
+                self.finisher.prefetch_row(row, place.channel, self.config.tile_n, tensors)
                 index += WARPGROUP
 
-    def staged_row(self, shared: Shared, row: Int32, lane: Int32) -> postops.Fragment:
+    def staged_row(self, shared: Shared, row: Int32, lane: Int32) -> arithmetic.Fragment:
         fragment = []
         for chunk in range(0, self.config.row_chunks, self.config.lanes):
             place = shared.staging.subview(self.staging_offset(row, chunk + lane))

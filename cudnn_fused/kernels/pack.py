@@ -7,13 +7,15 @@ the last two frames of all go into the cache, unpadded, for the next chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint16
 from cutlass.experimental import primitives as prims
 
-from cudnn_fused.kernels.arguments import KernelArgument
+from cudnn_fused.kernels.arguments import KernelArgument, Signature
+from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
 from cudnn_fused.kernels.device import (
     CHUNK_REGISTERS,
     ELEMENT_BYTES,
@@ -23,7 +25,7 @@ from cudnn_fused.kernels.device import (
     follow_previous_kernel,
     store_chunk,
 )
-from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid
+from cudnn_fused.kernels.epilogue.stores import CACHED_FRAMES
 
 THREADS = 256
 CHANNELS = 12
@@ -58,36 +60,33 @@ class PackC12:
 
     BLOCKS_PER_SM = 8
 
-    def __init__(self, history: int) -> None:
+    def __init__(self, history: int, input: str, previous: str, padded: str, cache: str) -> None:
         self.history = history
+        self.names = (input, previous, padded, cache)
+        extents = dict.fromkeys(("n", "t", "h", "w"), Int32)
+        strides = dict.fromkeys(("stride_n", "stride_c", "stride_t", "stride_h", "stride_w"), Int64)
+        self.signature = Signature(self.names, {**extents, **strides, "multiprocessors": Int32})
 
     @cute.jit
-    def __call__(
-        self,
-        input: Int64,
-        previous: Int64,
-        padded: Int64,
-        cache_output: Int64,
-        n: Int32,
-        t: Int32,
-        h: Int32,
-        w: Int32,
-        stride_n: Int64,
-        stride_c: Int64,
-        stride_t: Int64,
-        stride_h: Int64,
-        stride_w: Int64,
-        multiprocessors: Int32,
-        stream,
-    ):
-        """Launch. ``n, t, h, w`` are the extents of the padded tensor, the strides those of ``input`` in elements."""
-        video = Video(input, stride_n, stride_c, stride_t, stride_h, stride_w)
-        self.kernel(video, previous, padded, cache_output, PaddedGrid(n, t, h, w)).launch(
-            grid=(multiprocessors * self.BLOCKS_PER_SM, 1, 1), block=(THREADS, 1, 1), stream=stream, use_pdl=True
+    def __call__(self, stream: Any, *values: Any):
+        """Launch with the values of ``signature``.
+
+        ``n, t, h, w`` are the extents of the padded tensor, the strides those of the input in elements.
+        """
+        tensors, numbers = self.signature.bind(values)
+        input, previous, padded, cache_output = (tensors[name] for name in self.names)
+        strides = {name: value for name, value in numbers.items() if name.startswith("stride_")}
+        grid = PaddedGrid(numbers["n"], numbers["t"], numbers["h"], numbers["w"])
+        self.kernel(Video(input, **strides), previous, padded, cache_output, grid).launch(
+            grid=(numbers["multiprocessors"] * self.BLOCKS_PER_SM, 1, 1),
+            block=(THREADS, 1, 1),
+            stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
     def kernel(self, video: Video, previous: Int64, padded: Int64, cache_output: Int64, grid: PaddedGrid):
+        """One pixel of the padded tensor to a thread at a time."""
         follow_previous_kernel()
         pixel = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
         step = cute.arch.grid_dim()[0] * THREADS
@@ -99,7 +98,7 @@ class PackC12:
             hp, wp = divide(inside, grid.w)
             ho, wo = hp - 1, wp - 1
             real = (ho >= 0) & (ho < grid.out_h) & (wo >= 0) & (wo < grid.out_w)
-            current = time - HALO  # frame of the chunk; earlier ones are negative
+            current = time - CACHED_FRAMES  # frame of the chunk; earlier ones are negative
             registers = cutlass.Array(Int32, PAIRS, space=cutlass.AddressSpace.rmem)
             for index in cutlass.range_constexpr(PAIRS):
                 registers[index] = Int32(0)
@@ -121,7 +120,7 @@ class PackC12:
             values = [registers[index] for index in range(PAIRS)] + [Int32(0)] * (PIXEL // 2 - PAIRS)
             for first in cutlass.range_constexpr(0, PIXEL // 2, CHUNK_REGISTERS):
                 store_chunk(chunk_address(padded, pixel, PIXEL, 2 * first), values[first : first + CHUNK_REGISTERS])
-            cached = cutlass.min(grid.out_t + self.history, HALO)
+            cached = cutlass.min(grid.out_t + self.history, CACHED_FRAMES)
             slot = current - grid.out_t + cached
             if real & (slot >= 0):
                 kept = ((sample * cached + slot) * grid.out_h + ho) * grid.out_w + wo

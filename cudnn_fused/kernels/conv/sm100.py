@@ -30,9 +30,10 @@ from cutlass import BFloat16, Boolean, Float32, Int32, Int64
 from cutlass.experimental import cuda
 from cutlass.experimental import primitives as prims
 
-from cudnn_fused.kernels import postops
-from cudnn_fused.kernels.conv3d import Conv3dKernel
-from cudnn_fused.kernels.conv3d_spec import (
+from cudnn_fused.kernels.arguments import Addresses
+from cudnn_fused.kernels.conv.host import Conv3dKernel
+from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
+from cudnn_fused.kernels.conv.spec import (
     DESCRIPTOR_UNIT,
     ELEMENT_BYTES,
     K_CHUNK,
@@ -41,25 +42,7 @@ from cudnn_fused.kernels.conv3d_spec import (
     SWIZZLE_BYTES,
     Conv3dSpec,
 )
-from cudnn_fused.kernels.device import (
-    ALL_LANES,
-    CHUNK_BYTES,
-    CHUNK_CHANNELS,
-    CHUNK_REGISTERS,
-    SHARED,
-    WARP,
-    Cursor,
-    divide,
-    follow_previous_kernel,
-    shared_address,
-    shared_pointer,
-    wait,
-    wait_cluster,
-)
-from cudnn_fused.kernels.padded_grid import TAPS, PaddedGrid
-from cudnn_fused.kernels.row_slots import RowSlots
-from cudnn_fused.kernels.rows import Row, Tensors
-from cudnn_fused.kernels.tiling_sm100 import (
+from cudnn_fused.kernels.conv.tile_sm100 import (
     BLOCK_M,
     BLOCK_ROWS,
     EPILOGUE_WARPS,
@@ -68,6 +51,24 @@ from cudnn_fused.kernels.tiling_sm100 import (
     TMEM_COLUMNS,
     TileConfig,
 )
+from cudnn_fused.kernels.device import (
+    ALL_LANES,
+    CHUNK_BYTES,
+    CHUNK_CHANNELS,
+    CHUNK_REGISTERS,
+    SHARED,
+    WARP,
+    PipelineState,
+    divide,
+    follow_previous_kernel,
+    shared_address,
+    shared_pointer,
+    wait,
+    wait_cluster,
+)
+from cudnn_fused.kernels.epilogue import arithmetic
+from cudnn_fused.kernels.epilogue.rows import Row
+from cudnn_fused.kernels.epilogue.staging import StagingSlots
 
 BOTH = prims.CTAGroup.CTA_2
 TMEM = 6  # the address space of tensor memory, whose addresses are lane << 16 | column
@@ -98,8 +99,8 @@ class Shared:
     b_empty: cutlass.Array
     acc_full: cutlass.Array
     acc_empty: cutlass.Array
-    partial_wanted: cutlass.Array  # per warp of the epilogue: its owner has room for what this CTA has summed
-    partial_sent: cutlass.Array  # per warp of the epilogue: the other shares' sums of its rows are here
+    partial_empty: cutlass.Array  # per warp of the epilogue: its owner has room for what this CTA has summed
+    partial_full: cutlass.Array  # per warp of the epilogue: the other shares' sums of its rows are here
     tmem: cutlass.Array  # where tensor memory was allocated
     a: cutlass.Array
     b: cutlass.Array
@@ -123,8 +124,8 @@ class Shared:
             b_empty=barriers(config.b_stages),
             acc_full=barriers(config.accumulators),
             acc_empty=barriers(config.accumulators),
-            partial_wanted=barriers(EPILOGUE_WARPS),
-            partial_sent=barriers(EPILOGUE_WARPS),
+            partial_empty=barriers(EPILOGUE_WARPS),
+            partial_full=barriers(EPILOGUE_WARPS),
             tmem=cutlass.Array(Int32, 1, space=SHARED),
         )
 
@@ -137,8 +138,8 @@ class Shared:
             (self.b_empty, 1),
             (self.acc_full, 1),
             (self.acc_empty, PAIR * EPILOGUE_WARPS),
-            (self.partial_wanted, 1),
-            (self.partial_sent, cutlass.max(split - 1, 1)),
+            (self.partial_empty, 1),
+            (self.partial_full, cutlass.max(split - 1, 1)),
         )
         for barriers, count in counts:
             for index in range(barriers.shape[0]):
@@ -164,8 +165,8 @@ class Cluster:
 class Conv3dSm100(Conv3dKernel):
     """The kernel of one operation and tile."""
 
-    def __init__(self, spec: Conv3dSpec, config: TileConfig) -> None:
-        super().__init__(spec, config)
+    def __init__(self, spec: Conv3dSpec, config: TileConfig, input: str, weight: str) -> None:
+        super().__init__(spec, config, input, weight)
         self.config = config
 
     # --- host ------------------------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ class Conv3dSm100(Conv3dKernel):
         self,
         input: Int64,
         weight: Int64,
-        tensors: Tensors,
+        tensors: Addresses,
         grid: PaddedGrid,
         split: Int32,
         clusters: Int32,
@@ -199,7 +200,7 @@ class Conv3dSm100(Conv3dKernel):
         self,
         a_map: cutlass.GridConstant[cuda.TensorMap],
         b_map: cutlass.GridConstant[cuda.TensorMap],
-        tensors: Tensors,
+        tensors: Addresses,
         grid: PaddedGrid,
     ):
         shared = Shared.allocate(self.spec, self.config)
@@ -266,16 +267,15 @@ class Conv3dSm100(Conv3dKernel):
         cluster = self.cluster()
         rank, tile = cluster.rank, cluster.number
         if prims.elect_sync():
-            tiles = self.order.count(grid)
+            tiles = self.scheduler.count(grid)
             boxes, box_rows = config.a_boxes(spec), config.a_box_rows(spec)
-            stage = Cursor.writing(config.a_stages)
+            stage = PipelineState.writing(config.a_stages)
             while tile < tiles:
-                place = self.order.place(tile, grid, cluster.share, cluster.split)
-                origin = grid.window(place.n, place.t) + place.row + rank * config.cta_rows
+                place = self.scheduler.place(tile, grid, cluster.share, cluster.split)
+                origin = grid.frame(place.n, place.t) + place.row + rank * config.cta_rows
                 for unit in cutlass.range(place.first_unit, place.end_unit, 1, unroll=1):
-                    tap_row = unit // spec.tap_row_units
-                    pixel = origin + grid.tap_shift(tap_row // TAPS, tap_row % TAPS)
-                    first_channel = (unit % spec.tap_row_units) * K_CHUNK
+                    pixel = origin + grid.tap_shift(*spec.tap_row(unit))
+                    first_channel = spec.first_channel(unit)
                     for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
                         for tap in cutlass.range_constexpr(config.a_loads(spec)):
                             wait(shared.a_empty.subview(stage.index), stage.phase)
@@ -296,13 +296,12 @@ class Conv3dSm100(Conv3dKernel):
         cluster = self.cluster()
         rank, tile = cluster.rank, cluster.number
         if prims.elect_sync():
-            tiles = self.order.count(grid)
-            stage = Cursor.writing(config.b_stages)
+            tiles = self.scheduler.count(grid)
+            stage = PipelineState.writing(config.b_stages)
             while tile < tiles:
-                place = self.order.place(tile, grid, cluster.share, cluster.split)
+                place = self.scheduler.place(tile, grid, cluster.share, cluster.split)
                 for unit in cutlass.range(place.first_unit, place.end_unit, 1, unroll=1):
-                    first_tap = (unit // spec.tap_row_units) * spec.w_taps
-                    first_channel = (unit % spec.tap_row_units) * K_CHUNK
+                    first_tap, first_channel = spec.first_tap(unit), spec.first_channel(unit)
                     for chunk in cutlass.range_constexpr(len(spec.unit_steps)):
                         for s in cutlass.range_constexpr(spec.w_taps):
                             for n in cutlass.range_constexpr(config.n_blocks):
@@ -319,7 +318,7 @@ class Conv3dSm100(Conv3dKernel):
             self.wait_until_unused(shared.b_empty, stage)
 
     @cute.jit
-    def wait_until_unused(self, empty: cutlass.Array, stage: Cursor):
+    def wait_until_unused(self, empty: cutlass.Array, stage: PipelineState):
         """Wait for the last arrivals, which come from the leader: it must not signal a CTA that has gone."""
         for _ in cutlass.range_constexpr(empty.shape[0]):
             wait(empty.subview(stage.index), stage.phase)
@@ -338,13 +337,13 @@ class Conv3dSm100(Conv3dKernel):
         cluster = self.cluster()
         tile = cluster.number
         if cluster.rank == 0:
-            tiles = self.order.count(grid)
-            a, b = Cursor.reading(config.a_stages), Cursor.reading(config.b_stages)
-            accumulator = Cursor.writing(config.accumulators)
+            tiles = self.scheduler.count(grid)
+            a, b = PipelineState.reading(config.a_stages), PipelineState.reading(config.b_stages)
+            accumulator = PipelineState.writing(config.accumulators)
             a_base, b_base = self.descriptor(shared.a), self.descriptor(shared.b)
             loads = config.a_loads(spec)
             while tile < tiles:
-                place = self.order.place(tile, grid, cluster.share, cluster.split)
+                place = self.scheduler.place(tile, grid, cluster.share, cluster.split)
                 blocks = []
                 for _ in cutlass.range_constexpr(config.blocks):
                     blocks.append((accumulator.index, accumulator.phase))
@@ -423,7 +422,7 @@ class Conv3dSm100(Conv3dKernel):
     # --- epilogue ----------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def finish_rows(self, shared: Shared, grid: PaddedGrid, tmem: Int32, warp: Int32, tensors: Tensors):
+    def finish_rows(self, shared: Shared, grid: PaddedGrid, tmem: Int32, warp: Int32, tensors: Addresses):
         """The epilogue: fill what no row falls on while the first tile is computed, then finish rows, one to a thread.
 
         A thread first moves its rows out of the accumulators, so that they are free for the next tile, rounded to BF16
@@ -434,17 +433,17 @@ class Conv3dSm100(Conv3dKernel):
         cluster = self.cluster()
         rank, tile = cluster.rank, cluster.number
         owner = warp * cluster.split // EPILOGUE_WARPS  # the share that finishes this warp's rows
-        tiles = self.order.count(grid)
+        tiles = self.scheduler.count(grid)
         thread = cute.arch.thread_idx()[0]
-        self.fill(grid, thread, tensors)
-        accumulator = Cursor.reading(config.accumulators)
+        self.pad(grid, thread, tensors)
+        accumulator = PipelineState.reading(config.accumulators)
         lanes = tmem + warp * (WARP * TMEM_LANE)
         staged = lanes + config.accumulators * config.n_block
         exchange = self.exchange_of(shared, cluster, warp)
-        slots = RowSlots(shared_address(exchange), thread % WARP, config.slot_bytes, config.n_block, self.spec.co)
+        slots = StagingSlots(shared_address(exchange), thread % WARP, config.slot_bytes, config.n_block, self.spec.co)
         phase = Int32(0)  # of the exchange of partial sums: alternates with every block
         while tile < tiles:
-            place = self.order.place(tile, grid, cluster.share, cluster.split)
+            place = self.scheduler.place(tile, grid, cluster.share, cluster.split)
             for block in cutlass.range(config.blocks, unroll=1):
                 wait(shared.acc_full.subview(accumulator.index), accumulator.phase)
                 prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
@@ -468,10 +467,10 @@ class Conv3dSm100(Conv3dKernel):
                     ho, wo = divide(place.row + rank * config.cta_rows + m * BLOCK_ROWS + thread, grid.w)
                     row = Row.at(grid, place.n, place.t, ho, wo)
                     columns = staged + m * (config.n_blocks * config.staged_columns)
-                    if cutlass.const_expr(self.spec.finish.post.norm):
-                        self.finish_normalized(columns, slots, row, place.channel, tensors)
+                    if cutlass.const_expr(self.spec.epilogue.statistic):
+                        self.finish_by_row(columns, slots, row, place.channel, tensors)
                     else:
-                        self.finish_plain(columns, slots, row, place.channel, tensors)
+                        self.finish_by_channel(columns, slots, row, place.channel, tensors)
             tile += cluster.count
 
     def exchange_of(self, shared: Shared, cluster: Cluster, warp: Int32) -> cutlass.Array:
@@ -483,7 +482,7 @@ class Conv3dSm100(Conv3dKernel):
         """Round this thread's row of a block to BF16, two channels to a column."""
         for first in range(0, self.config.n_block, PART):
             sums = self.load_columns(block + first, Float32)
-            self.put_staged(staged, first, [postops.pack(sums[i], sums[i + 1]) for i in range(0, PART, 2)])
+            self.put_staged(staged, first, [arithmetic.pack(sums[i], sums[i + 1]) for i in range(0, PART, 2)])
 
     @cute.jit
     def add_shares(
@@ -505,7 +504,7 @@ class Conv3dSm100(Conv3dKernel):
         The sums arrive where the slots of this warp are, and only of this warp: it says that it has room when all slots
         have been stored, and no lane fills its slot before all have read the sums.
         """
-        wanted, sent = shared.partial_wanted.subview(warp), shared.partial_sent.subview(warp)
+        wanted, sent = shared.partial_empty.subview(warp), shared.partial_full.subview(warp)
         lane = cute.arch.thread_idx()[0] % WARP
         pieces = exchange.subview(lane * CHUNK_BYTES)
         share_bytes = WARP * self.config.n_block * FP32_BYTES
@@ -551,7 +550,7 @@ class Conv3dSm100(Conv3dKernel):
         part: cutlass.Constexpr[int],
         cluster: Cluster,
         owner: Int32,
-    ) -> postops.Fragment:
+    ) -> arithmetic.Fragment:
         """Some columns of this thread's row, added up over all shares and rounded to BF16."""
         own = self.load_columns(block + part, Float32)
         sums = cutlass.Array(Float32, PART, space=cutlass.AddressSpace.rmem)
@@ -568,7 +567,7 @@ class Conv3dSm100(Conv3dKernel):
                     four = prims.load_ext(place, count=CHUNK_REGISTERS)
                     for index in cutlass.range_constexpr(CHUNK_REGISTERS):
                         sums[first + index] = sums[first + index] + four[index]
-        return [postops.pack(sums[index], sums[index + 1]) for index in range(0, PART, 2)]
+        return [arithmetic.pack(sums[index], sums[index + 1]) for index in range(0, PART, 2)]
 
     def load_columns(self, columns: Int32, dtype: type, count: int = PART) -> cutlass.Vector:
         """This thread's row of some columns of tensor memory."""
@@ -576,61 +575,64 @@ class Conv3dSm100(Conv3dKernel):
         prims.tcgen05_wait(prims.Tcgen05Wait.LOAD)
         return values
 
-    def put_staged(self, staged: Int32, channel: int, fragment: postops.Fragment) -> None:
+    def put_staged(self, staged: Int32, channel: int, fragment: arithmetic.Fragment) -> None:
         vector = cutlass.Vector.from_elements(tuple(fragment), dtype=Int32)
         prims.tcgen05_st("32x32b", cutlass.inttoptr(staged + channel // 2, TMEM, Int32), vector)
 
-    def get_staged(self, staged: Int32, channel: int) -> postops.Fragment:
+    def get_staged(self, staged: Int32, channel: int) -> arithmetic.Fragment:
         values = self.load_columns(staged + channel // 2, Int32, PART // 2)
         return [values[index] for index in range(PART // 2)]
 
     @cute.jit
-    def finish_plain(self, staged: Int32, slots: RowSlots, row: Row, channel: Int32, tensors: Tensors):
-        """Bias and residual, where there are any, of this thread's row."""
-        config, finish = self.config, self.spec.finish
-        # A row that is saved is not junk, and its value is its result: one block of bytes for all destinations.
-        destinations = finish.value_destinations(row, tensors) + finish.result_destinations(row, tensors)
+    def finish_by_channel(self, staged: Int32, slots: StagingSlots, row: Row, channel: Int32, tensors: Addresses):
+        """The epilogue of this thread's row where no step has a statistic."""
+        config, finisher = self.config, self.finisher
+        # A row that is saved is no halo row, and its value is its result: one block of bytes for all destinations.
+        destinations = finisher.saved_destinations(row, tensors) + finisher.destinations(row, tensors)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
             for part in cutlass.range_constexpr(0, config.n_block, PART):
-                value = finish.value(self.get_staged(columns, part), row, first + part, 1, tensors)
-                slots.put(part, finish.result(value, None, row, first + part, 1, tensors))
+                main = self.get_staged(columns, part)
+                span = finisher.span(row, first + part, 1, main, tensors)
+                slots.put(part, finisher.result(finisher.value(main, span), None, span))
             slots.store(destinations, first)
 
     @cute.jit
-    def finish_normalized(self, staged: Int32, slots: RowSlots, row: Row, channel: Int32, tensors: Tensors):
-        """The same, then the norm over the row and what follows it."""
-        config, finish = self.config, self.spec.finish
-        saved, destinations = finish.value_destinations(row, tensors), finish.result_destinations(row, tensors)
-        squares = Float32(0.0)
+    def finish_by_row(self, staged: Int32, slots: StagingSlots, row: Row, channel: Int32, tensors: Addresses):
+        """The epilogue of this thread's row: up to the statistic, block by block, then the rest."""
+        config, finisher = self.config, self.finisher
+        saved, destinations = finisher.saved_destinations(row, tensors), finisher.destinations(row, tensors)
+        sums = finisher.no_sums()
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
             for part in cutlass.range_constexpr(0, config.n_block, PART):
-                value = finish.value(self.get_staged(columns, part), row, first + part, 1, tensors)
-                squares = squares + postops.sum_of_squares(value)
+                main = self.get_staged(columns, part)
+                value = finisher.value(main, finisher.span(row, first + part, 1, main, tensors))
+                sums.add(finisher.statistic(value))
                 self.put_staged(columns, part, value)
                 if cutlass.const_expr(len(saved) > 0):
                     slots.put(part, value)
             if cutlass.const_expr(len(saved) > 0):
                 slots.store(saved, first)
         prims.tcgen05_wait(prims.Tcgen05Wait.STORE)
-        quotient = postops.Quotient.by_norm(squares)
+        prepared = finisher.prepared(sums.values)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
             for part in cutlass.range_constexpr(0, config.n_block, PART):
-                result = finish.result(self.get_staged(columns, part), quotient, row, first + part, 1, tensors)
-                slots.put(part, result)
+                value = self.get_staged(columns, part)
+                span = finisher.span(row, first + part, 1, value, tensors)
+                slots.put(part, finisher.result(value, prepared, span))
             slots.store(destinations, first)
 
     @cute.jit
-    def fill(self, grid: PaddedGrid, thread: Int32, tensors: Tensors):
+    def pad(self, grid: PaddedGrid, thread: Int32, tensors: Addresses):
         """This CTA's share of the pixels that no row falls on; neighbouring lanes share a pixel."""
-        finish = self.spec.finish
+        finisher = self.finisher
         row_chunks = self.spec.co // CHUNK_CHANNELS
         lanes = row_chunks & -row_chunks  # the largest power of two that divides it
         pixels_at_once = BLOCK_ROWS // lanes
         index = cute.arch.block_idx()[0] * pixels_at_once + thread // lanes
-        fillers = finish.filler_pixels(grid)
-        while index < fillers:
-            finish.fill(grid, index, thread % lanes, lanes, tensors)
+        padding = finisher.padding_pixels(grid)
+        while index < padding:
+            finisher.pad(grid, index, thread % lanes, lanes, tensors)
             index += cute.arch.grid_dim()[0] * pixels_at_once

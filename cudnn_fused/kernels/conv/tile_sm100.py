@@ -6,11 +6,11 @@ Nothing here needs a GPU or the DSL.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cudnn_fused.kernels.conv3d_spec import ELEMENT_BYTES, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
-from cudnn_fused.kernels.padded_grid import HALO, TAP_ROWS, TAPS, PaddedGrid
+from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
+from cudnn_fused.kernels.conv.select import Tiling
+from cudnn_fused.kernels.conv.spec import ELEMENT_BYTES, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
 
 PAIR = 2  # CTAs that multiply together
 BLOCK_ROWS = 128  # rows of a block in each CTA of the pair: the lanes of its tensor memory
@@ -72,7 +72,7 @@ class TileConfig:
 
     def a_rows(self, spec: Conv3dSpec) -> int:
         """Pixels of a stage of activations."""
-        return self.cta_rows + (HALO if self.shares_taps(spec) else 0)
+        return self.cta_rows + (spec.w_taps - 1 if self.shares_taps(spec) else 0)
 
     def a_boxes(self, spec: Conv3dSpec) -> int:
         """TMA loads of a stage of activations, one below the other."""
@@ -133,7 +133,7 @@ class TileConfig:
         stages = self.a_stages * self.a_stage_bytes(spec) + self.b_stages * self.b_stage_bytes
         return stages + self.exchange_bytes + barriers + TMEM_POINTER_BYTES
 
-    def problem(self, spec: Conv3dSpec) -> str | None:
+    def can_implement(self, spec: Conv3dSpec) -> str | None:
         """Why this tile cannot serve the operation, or None if it can."""
         if self.n_block % N_GRANULE or not 0 < self.n_block <= MAX_N:
             return f"a matrix instruction computes a multiple of {N_GRANULE}, at most {MAX_N}, channels"
@@ -141,7 +141,7 @@ class TileConfig:
             return "half a block of weights is no whole number of swizzle patterns"
         if spec.co % self.tile_n:
             return f"{spec.co} output channels are no multiple of {self.tile_n}"
-        if spec.finish.post.norm and self.tile_n != spec.co:
+        if spec.epilogue.statistic and self.tile_n != spec.co:
             return "a fused norm needs a pixel's whole channel row in one CTA"
         if self.accumulators < max(self.blocks, 2):
             return f"{self.blocks} blocks of {self.n_block} columns do not fit in tensor memory, and twice if one"
@@ -170,21 +170,6 @@ SPLIT_OVERHEAD = 2500  # exchanging what the shares of a tile have summed
 LAUNCH_OVERHEAD = 6000  # filling the pipeline, and storing the last tile, which nothing hides
 
 
-def tiles_for(spec: Conv3dSpec, *, shared_taps: bool) -> tuple[TileConfig, ...]:
-    """The tiles that can serve an operation."""
-    ways = [replace(tile, shared_taps=shared_taps) for tile in TILES]
-    return tuple(tile for tile in ways if tile.problem(spec) is None)
-
-
-def resident_clusters(split: int, multiprocessors: int) -> int:
-    """Clusters of ``split`` pairs that run at a time, one CTA to a multiprocessor.
-
-    A cluster stays inside a group of multiprocessors, and a large one leaves some of a group idle: one cluster less is
-    counted on.
-    """
-    return max(1, multiprocessors // (PAIR * split) - (split > 1))
-
-
 def tap_row_bytes(spec: Conv3dSpec, tile: TileConfig) -> int:
     """What a CTA loads for one tap row of a tile."""
     pixels = tile.a_loads(spec) * tile.a_rows(spec)
@@ -198,25 +183,32 @@ def tap_row_cycles(spec: Conv3dSpec, tile: TileConfig) -> float:
     return max(products, tap_row_bytes(spec, tile) / L2_BYTES_PER_CYCLE)
 
 
-def least_units(spec: Conv3dSpec) -> int:
-    """Units of the reduction of a frame that skips as many taps as any does. Every share needs one."""
-    return (TAPS - spec.leading_zero_frames) * TAPS * spec.tap_row_units
+@dataclass(frozen=True)
+class Sm100Tiling(Tiling[TileConfig]):
+    """Which tile and split serve a problem on Blackwell, with one way of loading taps."""
 
+    tiles: tuple[TileConfig, ...] = TILES
+    shared_taps: bool = True
 
-def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
-    """Estimated cycles of a launch: waves of tiles, each as long as its share of the tap rows."""
-    tiles = grid.n * grid.out_t * math.ceil(grid.frame_rows / tile.tile_m) * (spec.co // tile.tile_n)
-    waves = math.ceil(tiles / resident_clusters(split, multiprocessors))
-    skipped = sum(max(spec.leading_zero_frames - t, 0) for t in range(grid.out_t)) / (3 * grid.out_t)
-    tap_rows = math.ceil(TAP_ROWS * (1 - skipped) / split * spec.tap_row_units) / spec.tap_row_units
-    between = TILE_OVERHEAD * tile.blocks / tile.accumulators + SPLIT_OVERHEAD * (split > 1)
-    return waves * (tap_rows * tap_row_cycles(spec, tile) + between) + LAUNCH_OVERHEAD
+    def legal(self, spec: Conv3dSpec) -> tuple[TileConfig, ...]:
+        ways = [replace(tile, shared_taps=self.shared_taps) for tile in self.tiles]
+        return tuple(tile for tile in ways if tile.can_implement(spec) is None)
 
+    def resident_clusters(self, split: int, multiprocessors: int) -> int:
+        """A cluster of ``split`` pairs stays inside a group of multiprocessors, and a large one leaves some of a group
+        idle: one cluster less is counted on.
+        """
+        return max(1, multiprocessors // (PAIR * split) - (split > 1))
 
-def choose(
-    spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, multiprocessors: int
-) -> tuple[TileConfig, int]:
-    """The cheapest tile and split of the reduction."""
-    most = min(least_units(spec), max(1, multiprocessors // PAIR))
-    options = [(tile, split) for tile in tiles for split in tile.splits if split <= most]
-    return min(options, key=lambda option: cost(spec, *option, grid, multiprocessors))
+    def most_shares(self, spec: Conv3dSpec, multiprocessors: int) -> int:
+        """Every share needs a unit of the reduction, also in the frame that skips as many taps as any does."""
+        least_units = spec.units - spec.skipped_units(spec.leading_zero_frames)
+        return min(least_units, max(1, multiprocessors // PAIR))
+
+    def cost(self, spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
+        """Waves of tiles, each as long as its share of the tap rows."""
+        waves = self.waves(spec, tile, split, grid, multiprocessors)
+        share = spec.window.tap_rows * spec.computed_share(grid.out_t) / split
+        tap_rows = math.ceil(share * spec.tap_row_units) / spec.tap_row_units
+        between = TILE_OVERHEAD * tile.blocks / tile.accumulators + SPLIT_OVERHEAD * (split > 1)
+        return waves * (tap_rows * tap_row_cycles(spec, tile) + between) + LAUNCH_OVERHEAD

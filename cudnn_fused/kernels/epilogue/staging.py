@@ -28,15 +28,15 @@ from cudnn_fused.kernels.device import (
     load_chunk,
     store_chunk,
 )
-from cudnn_fused.kernels.postops import Fragment
-from cudnn_fused.kernels.rows import Destination
+from cudnn_fused.kernels.epilogue.arithmetic import Fragment
+from cudnn_fused.kernels.epilogue.rows import Destination
 from cudnn_fused.operands import ELEMENT_BYTES
 
 ABSENT = -1  # in place of a pixel number
 
 
 @dataclass(frozen=True)
-class RowSlots:
+class StagingSlots:
     """The slots of a warp, one for each lane, ``pitch`` bytes apart: ``block`` channels of a row of ``channels``."""
 
     address: Int32
@@ -53,7 +53,7 @@ class RowSlots:
 
     @cute.jit
     def store(self, destinations: Sequence[Destination], channel: Int32):
-        """Store all lanes' blocks wherever their rows go; ``channel`` is the first of a block. Slots are free then."""
+        """Store all lanes' blocks wherever their rows go; ``channel`` is the first of a block. Frees the slots."""
         row_chunks = self.block // CHUNK_CHANNELS
         # Which piece of which row a lane takes repeats after so many accesses of the warp, so many rows further down.
         period = math.lcm(WARP, row_chunks) // WARP

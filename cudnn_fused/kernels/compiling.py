@@ -1,0 +1,49 @@
+"""Compiled launchers, each made once in a process."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int64
+from cutlass.cute.runtime import make_fake_stream
+
+from cudnn_fused.kernels import disk_cache
+
+_compiling = threading.Lock()
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Where kernels run: what they are compiled for, and how many multiprocessors share the work.
+
+    ``model`` is the name of the device; it is empty where there is none, that is in the emulator.
+    """
+
+    arch: str
+    multiprocessors: int
+    model: str = ""
+
+
+@functools.cache
+def _compile(arch: str, kernel: type, key: tuple[Any, ...]) -> Any:
+    options = f"--enable-tvm-ffi --gpu-arch {arch}"
+
+    def compile_it() -> Any:
+        built = kernel(*key)
+        stream = make_fake_stream(use_tvm_ffi_env_stream=False)
+        return cute.compile(built, stream, *built.signature.placeholders(Int64), options=options)
+
+    return disk_cache.get_or_compile(kernel, (key, options), compile_it)
+
+
+def compiled(arch: str, kernel: type, *key: Any) -> Any:
+    """The launcher of ``kernel(*key)``, loaded or compiled by whichever thread needs it first.
+
+    It takes the stream, then the values of the kernel's ``signature``.
+    """
+    with _compiling:  # the compiler is not re-entrant
+        return _compile(arch, kernel, key)

@@ -1,0 +1,161 @@
+"""The backend of a GPU architecture: compiled kernels, their arguments, and launches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from cuda.bindings import driver, runtime
+
+from cudnn_fused.kernels.compiling import DeviceSpec, compiled
+from cudnn_fused.kernels.conv.host import Conv3dKernel
+from cudnn_fused.kernels.conv.select import Tiling
+from cudnn_fused.kernels.lowering import WORKSPACE, Call, ConvCall, RowsCall
+from cudnn_fused.kernels.norm import RowsKernel
+from cudnn_fused.kernels.pack import PackC12
+from cudnn_fused.operands import Problem
+from cudnn_fused.targets import Target
+
+Tensors: TypeAlias = Sequence["torch.Tensor | None"]
+
+_thread = threading.local()
+
+
+def ensure_context(device: torch.device) -> None:
+    """Make sure that this thread has a CUDA context on ``device``, its current one, for launchers to find.
+
+    A thread that has not used CUDA has none, and PyTorch's guard makes none for the device that is current anyway.
+    """
+    if getattr(_thread, "has_context", False):
+        return
+    (status,) = runtime.cudaSetDevice(torch.cuda.current_device())
+    if status != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"{device} cannot be made current: {status.name}")
+    _thread.has_context = True
+
+
+class Program:
+    """A problem made ready to run: launchers with the places of their tensors and their numbers."""
+
+    def __init__(self, problem: Problem, workspace_bytes: int, launches: Sequence[Launch], *, guard: bool) -> None:
+        self.device, self.workspace_bytes = problem.device, workspace_bytes
+        self.launches, self.guard = tuple(launches), guard
+
+    def __call__(self, operands: Tensors, workspace: torch.Tensor | None, stream: int) -> None:
+        """Run on operands in table order, absent ones None. Checks nothing."""
+        if not self.guard:
+            self.launch(operands, workspace, stream)
+            return
+        with torch.cuda.device(self.device):
+            ensure_context(self.device)
+            self.launch(operands, workspace, stream)
+
+    def launch(self, operands: Tensors, workspace: torch.Tensor | None, stream: int) -> None:
+        handle = driver.CUstream(stream)
+        for launch in self.launches:
+            launch(handle, (*operands, workspace))
+
+
+class Launch:
+    """One kernel call: its launcher, the places of its tensors among the operands, and its numbers."""
+
+    def __init__(self, launcher: Any, places: Sequence[int | None], numbers: Sequence[int]) -> None:
+        self.launcher, self.places, self.numbers = launcher, tuple(places), tuple(numbers)
+
+    def __call__(self, stream: Any, tensors: Tensors) -> None:
+        self.launcher(stream, *self.addresses(tensors), *self.numbers)
+
+    def addresses(self, tensors: Tensors) -> list[int]:
+        chosen = [None if place is None else tensors[place] for place in self.places]
+        return [0 if tensor is None else tensor.data_ptr() for tensor in chosen]
+
+
+class StridedLaunch(Launch):
+    """A call that takes the strides of its first tensor, too, before its last number."""
+
+    def __call__(self, stream: Any, tensors: Tensors) -> None:
+        strides = tensors[self.places[0]].stride()  # type: ignore[index, union-attr]
+        self.launcher(stream, *self.addresses(tensors), *self.numbers[:-1], *strides, self.numbers[-1])
+
+
+class GpuBackend:
+    """Runs operations on the kernels of one architecture.
+
+    ``convolution`` is its kernel class, ``tiling_of`` says which tiles there are for a device. ``device`` stands in for
+    the GPU of a problem: kernels are then compiled for it and called on whatever tensors come, which is how an emulator
+    runs them.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        convolution: type[Conv3dKernel],
+        tiling_of: Callable[[DeviceSpec], Tiling[Any]],
+        device: DeviceSpec | None = None,
+    ) -> None:
+        self.target, self.convolution, self.tiling_of, self.device = target, convolution, tiling_of, device
+
+    def can_implement(self, problem: Problem) -> str | None:
+        """Why the kernels cannot serve a problem, or None if they can."""
+        tiling = self.tiling_of(self.device_of(problem.device))
+        lowered = problem.operation.computation.lower(problem, tiling.can_implement)
+        reasons = (self.reason(call, tiling) for call in lowered.calls)
+        return lowered.can_implement() or next(filter(None, reasons), None)
+
+    def reason(self, call: Call, tiling: Tiling[Any]) -> str | None:
+        """Why no kernel serves a call, or None if one does."""
+        if isinstance(call, ConvCall):
+            return tiling.can_implement(call.spec)
+        return RowsKernel.can_implement(call.epilogue) if isinstance(call, RowsCall) else None
+
+    def compile(self, problem: Problem) -> Program:
+        """Compile what the problem needs, unless that has been done. Raises ValueError for what cannot be served."""
+        device = self.device_of(problem.device)
+        tiling = self.tiling_of(device)
+        lowered = problem.operation.computation.lower(problem, tiling.can_implement)
+        reason = self.can_implement(problem)
+        if reason:
+            raise ValueError(f"{problem.operation.name}: {reason}")
+        places = {operand.name: place for place, operand in enumerate(problem.operation.operands)}
+        places[WORKSPACE] = len(places)
+        launches = [self.launch_of(call, tiling, device, places) for call in lowered.calls]
+        return Program(problem, lowered.workspace_bytes, launches, guard=self.device is None)
+
+    def device_of(self, device: torch.device) -> DeviceSpec:
+        if self.device is not None:
+            return self.device
+        properties = torch.cuda.get_device_properties(device)
+        arch = self.target.arch((properties.major, properties.minor))
+        return DeviceSpec(arch, properties.multi_processor_count, properties.name)
+
+    def launch_of(self, call: Call, tiling: Tiling[Any], device: DeviceSpec, places: dict[str, int]) -> Launch:
+        """A kernel call with its compiled launcher."""
+        grid = call.grid
+        extents = (grid.n, grid.t, grid.h, grid.w)
+        if isinstance(call, ConvCall):
+            # All tiles of an operation are compiled together, so that no later shape has to wait for another.
+            for tile in tiling.candidates(call.spec):
+                compiled(device.arch, self.convolution, call.spec, tile, call.input, call.weight)
+            tile, split, clusters = tiling.choose(call.spec, grid, device.multiprocessors)
+            key = (self.convolution, call.spec, tile, call.input, call.weight)
+            return self.bound(device, key, places, (*extents, split, clusters))
+        if isinstance(call, RowsCall):
+            key = (RowsKernel, call.epilogue, call.input, grid.window, grid.absent_frames)
+            return self.bound(device, key, places, (*extents, RowsKernel(*key[1:]).blocks(grid)))
+        key = (PackC12, call.history, call.input, call.previous, call.padded, call.cache)
+        return self.bound(device, key, places, (*extents, device.multiprocessors), StridedLaunch)
+
+    def bound(
+        self,
+        device: DeviceSpec,
+        key: tuple[Any, ...],
+        places: dict[str, int],
+        numbers: tuple[int, ...],
+        launch: type[Launch] = Launch,
+    ) -> Launch:
+        kernel, *arguments = key
+        launcher = compiled(device.arch, kernel, *arguments)
+        tensors = kernel(*arguments).signature.tensors
+        return launch(launcher, [places.get(name) for name in tensors], numbers)
