@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -34,12 +34,12 @@ class ReferenceBackend:
         return True
 
     def compile(self, problem: Problem) -> Launch:
-        function = getattr(reference, problem.operation.name)
-        options, device = dict(problem.options), problem.device
+        device, names = problem.device, [operand.name for operand in problem.operation.operands]
 
         def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
             with streams.running_on(stream, device), reference.full_precision(device):
-                function(*operands, **options)
+                given = {name: tensor for name, tensor in zip(names, operands, strict=True) if tensor is not None}
+                problem.operation.computation.reference(problem, given)
 
         return launch
 
@@ -55,7 +55,27 @@ KERNELS: dict[str, str] = {
 @functools.cache
 def _load(place: str) -> Backend:
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)()
+    return WithScratch(getattr(importlib.import_module(module), name)())
+
+
+class WithScratch:
+    """Kernels whose workspace is an operand."""
+
+    def __init__(self, kernels: Any) -> None:
+        self.kernels = kernels
+
+    def supports(self, operation: Operation) -> bool:
+        return True
+
+    def compile(self, problem: Problem) -> Launch:
+        program = self.kernels.compile(problem)
+        names = [operand.name for operand in problem.operation.operands]
+        place = names.index("scratch") if "scratch" in names else None
+
+        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+            program(operands, None if place is None else operands[place], stream)
+
+        return launch
 
 
 def kernels_for(operation: Operation, target: Target) -> Backend | None:
