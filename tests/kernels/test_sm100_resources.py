@@ -25,6 +25,7 @@ from cudnn_fused.kernels.tiling_sm100 import (
 )
 from cudnn_fused.testing.cubin import resources
 from cudnn_fused.testing.ptx import targeting
+from cudnn_fused.testing.sass import disassemble
 
 ARCHS = ("sm_100a", "sm_103a")
 MULTIPROCESSORS = 148
@@ -161,3 +162,18 @@ def test_two_blocks_load_less() -> None:
         two, *_, one = tiles_for(SPECS[name], shared_taps=True)
         each = [tap_row_bytes(SPECS[name], tile) / (tile.tile_m * tile.tile_n) for tile in (two, one)]
         assert each[0] < most * each[1]
+
+
+# --- machine code ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_fences_of_the_whole_gpu_are_rare(name: str) -> None:
+    """A warp that frees an accumulator does not wait for what it has stored. A CTA does before it leaves its cluster,
+    and a warp that exchanges sums with another CTA: once when it has room for them, once when it has sent them."""
+    spec = SPECS[name]
+    with targeting("sm_100a"):
+        for tile in tiles_for(spec, shared_taps=True):
+            launcher = compiled("sm_100a", Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
+            fences = disassemble(launcher.__cubin__).count("MEMBAR.ALL.GPU")
+            assert fences == (1 if tile.max_split == 1 else 3)
