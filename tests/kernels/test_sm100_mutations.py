@@ -59,7 +59,7 @@ MUTANTS = (
         "conv3d_sm100",
         "        prims.barrier_cluster_arrive_relaxed()\n        prims.barrier_cluster_wait()\n        # The",
         "        # The",
-        "raw"
+        "raw",
     ),
     Mutant(
         "stage-reuse",
