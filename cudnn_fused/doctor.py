@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from cudnn_fused import targets, verdicts
+from cudnn_fused import hardware_quirks, targets
 from cudnn_fused.backends import Backend, kernels_for
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.targets import SM100, Target
@@ -151,8 +151,8 @@ def conclude(target: Target, model: str, lines: Sequence[Line]) -> int:
             print(f"Neither way of loading taps is right throughout on {model}; nothing is remembered.")
         else:
             print(f"Verdict for {model}: {SHARED if shared else ALIGNED}.")
-            problem = verdicts.remember(model, shared_taps=shared)
-            print(f"It could not be kept: {problem}" if problem else f"Kept in {verdicts.path()}.")
+            problem = hardware_quirks.remember(model, shared_taps=shared)
+            print(f"It could not be kept: {problem}" if problem else f"Kept in {hardware_quirks.path()}.")
             status = int(any(line.faults for line in wrong if line.way == (SHARED if shared else ALIGNED)))
     if wrong:
         print(f"{len(wrong)} of {len(lines)} lines disagree. Please report this whole output to {ISSUES}.")
@@ -201,10 +201,11 @@ def cross_compile(arch: str = "sm_100a") -> int:
 def _compile_one(arch: str) -> None:
     from cudnn_fused.kernels.launching import Machine
     from cudnn_fused.kernels.sm100 import Sm100Kernels
+    from cudnn_fused.kernels.tiling_sm100 import PAIR
 
     case = CASES[0]
     operands = {**make_inputs(case, "cpu", integers=True), **make_outputs(case, "cpu")}
-    Sm100Kernels(Machine(arch, 1)).compile(make_problem(case, operands))
+    Sm100Kernels(Machine(arch, PAIR)).compile(make_problem(case, operands))
 
 
 def main() -> int:

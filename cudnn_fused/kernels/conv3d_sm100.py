@@ -11,11 +11,10 @@ Layers with few tiles split the reduction over the pairs of a cluster; see :meth
 A CTA is seven warps: four of the epilogue, in which a thread owns a row, so that a norm needs no other thread; one that
 multiplies; one that loads activations and one that loads weights, each through a ring of stages.
 
-The rows of a tile are consecutive rows of one output frame on the padded linear grid (:mod:`.padded_grid`): a stage of
-activations is the pixels of a CTA's rows and two more, read three times at a distance of one pixel for the taps along
-W. The swizzle of a tile is a function of absolute shared-memory addresses, so a descriptor may start at any pixel row.
-Should an architecture see that differently, ``TileConfig.shared_taps`` turns it off: then each tap has a stage of its
-own.
+The rows of a tile are consecutive rows of one output frame on the padded linear grid (:mod:`.padded_grid`). Each tap
+along W has a stage of activations of its own, the pixels of a CTA's rows. With ``TileConfig.shared_taps`` a stage has
+two pixels more and is read three times at a distance of one: the swizzle of a tile is a function of absolute
+shared-memory addresses, so a descriptor may start at any pixel row, if the hardware reads the ISA that way.
 """
 
 from __future__ import annotations

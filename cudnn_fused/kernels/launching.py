@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import cutlass.cute as cute
@@ -22,6 +22,7 @@ from cudnn_fused.backends import Launch
 from cudnn_fused.kernels import disk_cache
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
+from cudnn_fused.kernels.occupancy import expected_clusters, resident_clusters
 from cudnn_fused.kernels.pack_c12 import PackC12
 from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid, check_pixels
 from cudnn_fused.kernels.postops import PostOps
@@ -61,12 +62,18 @@ PACK_OPERANDS = ("input", "previous", "padded_input", "cache_output")
 class Machine:
     """Where kernels run: what they are compiled for, and how many multiprocessors share the work.
 
-    ``model`` is the name of the device; it is empty where there is none, that is in the emulator.
+    ``model`` is the name of the device; it is empty where there is none, that is in the emulator. ``clusters`` is how
+    many clusters run at a time, by their size.
     """
 
     arch: str
     multiprocessors: int
     model: str = ""
+    clusters: Mapping[int, int] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.clusters:
+            object.__setattr__(self, "clusters", expected_clusters(self.multiprocessors))
 
 
 # --- compiling -----------------------------------------------------------------------------------------------------
@@ -158,6 +165,14 @@ def ensure_context(device: torch.device) -> None:
     _thread.has_context = True
 
 
+@functools.cache
+def clusters_of(device: torch.device) -> Mapping[int, int]:
+    """Clusters that run at a time on a device, by their size."""
+    with torch.cuda.device(device):
+        ensure_context(device)
+        return resident_clusters(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 class Kernels:
     """A backend that runs its target's kernels.
 
@@ -197,7 +212,7 @@ class Kernels:
             return self.machine
         properties = torch.cuda.get_device_properties(device)
         arch = self.target.arch((properties.major, properties.minor))
-        return Machine(arch, properties.multi_processor_count, properties.name)
+        return Machine(arch, properties.multi_processor_count, properties.name, clusters_of(device))
 
     def _launch(self, device: torch.device, launcher: Any, arguments: Sequence[int], stream: int) -> None:
         if self.machine is not None:

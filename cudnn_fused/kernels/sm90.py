@@ -9,7 +9,7 @@ from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.launching import CONV_OPERANDS, Kernels, Machine, compiled
 from cudnn_fused.kernels.padded_grid import PaddedGrid
 from cudnn_fused.kernels.schedule import TileOrder
-from cudnn_fused.kernels.tiling_sm90 import choose, resident_clusters, tiles_for
+from cudnn_fused.kernels.tiling_sm90 import choose, tiles_for
 from cudnn_fused.targets import SM90
 
 
@@ -28,7 +28,7 @@ class Sm90Kernels(Kernels):
             tile: compiled(machine.arch, Conv3dSm90, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
             for tile in tiles
         }
-        tile, split = choose(spec, tiles, grid, machine.multiprocessors)
+        tile, split = choose(spec, tiles, grid, machine.clusters)
         tiles_in_all = TileOrder(spec, tile.tile_m, tile.tile_n).count(grid)
-        clusters = min(tiles_in_all, resident_clusters(split, machine.multiprocessors))
+        clusters = min(tiles_in_all, machine.clusters[split])
         return launchers[tile], (grid.n, grid.t, grid.h, grid.w, split, clusters)

@@ -6,7 +6,7 @@ Nothing here needs a GPU or the DSL.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cudnn_fused.kernels.conv3d_spec import ELEMENT_BYTES, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
@@ -42,7 +42,7 @@ class TileConfig:
     n_block: int
     a_stages: int
     b_stages: int
-    shared_taps: bool = True
+    shared_taps: bool = False
     max_split: int = 1  # pairs of a cluster that may share the reduction of a tile
 
     @property
@@ -176,15 +176,6 @@ def tiles_for(spec: Conv3dSpec, *, shared_taps: bool) -> tuple[TileConfig, ...]:
     return tuple(tile for tile in ways if tile.problem(spec) is None)
 
 
-def resident_clusters(split: int, multiprocessors: int) -> int:
-    """Clusters of ``split`` pairs that run at a time, one CTA to a multiprocessor.
-
-    A cluster stays inside a group of multiprocessors, and a large one leaves some of a group idle: one cluster less is
-    counted on.
-    """
-    return max(1, multiprocessors // (PAIR * split) - (split > 1))
-
-
 def tap_row_bytes(spec: Conv3dSpec, tile: TileConfig) -> int:
     """What a CTA loads for one tap row of a tile."""
     pixels = tile.a_loads(spec) * tile.a_rows(spec)
@@ -203,10 +194,10 @@ def least_units(spec: Conv3dSpec) -> int:
     return (TAPS - spec.leading_zero_frames) * TAPS * spec.tap_row_units
 
 
-def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
+def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, clusters: Mapping[int, int]) -> float:
     """Estimated cycles of a launch: waves of tiles, each as long as its share of the tap rows."""
     tiles = grid.n * grid.out_t * math.ceil(grid.frame_rows / tile.tile_m) * (spec.co // tile.tile_n)
-    waves = math.ceil(tiles / resident_clusters(split, multiprocessors))
+    waves = math.ceil(tiles / clusters[PAIR * split])
     skipped = sum(max(spec.leading_zero_frames - t, 0) for t in range(grid.out_t)) / (3 * grid.out_t)
     tap_rows = math.ceil(TAP_ROWS * (1 - skipped) / split * spec.tap_row_units) / spec.tap_row_units
     between = TILE_OVERHEAD * tile.blocks / tile.accumulators + SPLIT_OVERHEAD * (split > 1)
@@ -214,9 +205,13 @@ def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multi
 
 
 def choose(
-    spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, multiprocessors: int
+    spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, clusters: Mapping[int, int]
 ) -> tuple[TileConfig, int]:
-    """The cheapest tile and split of the reduction."""
-    most = min(least_units(spec), max(1, multiprocessors // PAIR))
-    options = [(tile, split) for tile in tiles for split in tile.splits if split <= most]
-    return min(options, key=lambda option: cost(spec, *option, grid, multiprocessors))
+    """The cheapest tile and split of the reduction, given how many clusters of each size run at a time."""
+    options = [
+        (tile, split)
+        for tile in tiles
+        for split in tile.splits
+        if split <= least_units(spec) and PAIR * split in clusters
+    ]
+    return min(options, key=lambda option: cost(spec, *option, grid, clusters))

@@ -6,7 +6,7 @@ Nothing here needs a GPU or the DSL.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cudnn_fused.kernels.conv3d_spec import ELEMENT_BYTES, K_STEP, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
@@ -145,18 +145,10 @@ def tiles_for(spec: Conv3dSpec) -> tuple[TileConfig, ...]:
     return tuple(whole or [tile for tile in legal if tile.m_blocks > 1])
 
 
-def resident_clusters(split: int, multiprocessors: int) -> int:
-    """Clusters of ``split`` CTAs that run at a time, one CTA to a multiprocessor.
-
-    A cluster stays inside a group of 16 or 18 multiprocessors; clusters of four leave two of each 18 idle.
-    """
-    return max(1, multiprocessors // split - (split > 2))
-
-
-def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
+def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, clusters: Mapping[int, int]) -> float:
     """Estimated cycles of a launch: waves of tiles, each as long as its share of the reduction."""
     tiles = grid.n * grid.out_t * math.ceil(grid.frame_rows / tile.tile_m) * (spec.co // tile.tile_n)
-    waves = math.ceil(tiles / resident_clusters(split, multiprocessors))
+    waves = math.ceil(tiles / clusters[split])
     skipped = sum(max(spec.leading_zero_frames - t, 0) for t in range(grid.out_t)) / (3 * grid.out_t)
     cycles = TAP_ROWS * spec.tap_row_units * tile.unit_cycles(spec) * (1 - skipped)
     exchange = SPLIT_OVERHEAD * math.log2(split)
@@ -164,8 +156,8 @@ def cost(spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multi
 
 
 def choose(
-    spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, multiprocessors: int
+    spec: Conv3dSpec, tiles: Sequence[TileConfig], grid: PaddedGrid, clusters: Mapping[int, int]
 ) -> tuple[TileConfig, int]:
-    """The cheapest tile and split of the reduction."""
-    options = [(tile, split) for tile in tiles for split in tile.splits if split <= multiprocessors]
-    return min(options, key=lambda option: cost(spec, *option, grid, multiprocessors))
+    """The cheapest tile and split of the reduction, given how many clusters of each size run at a time."""
+    options = [(tile, split) for tile in tiles for split in tile.splits if split in clusters]
+    return min(options, key=lambda option: cost(spec, *option, grid, clusters))

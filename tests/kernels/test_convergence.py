@@ -44,7 +44,7 @@ def test_lanes_meet_behind_waits(name: str) -> None:
     spec = SPECS[name]
     kernels = (
         ("sm_90a", Conv3dSm90, tiling_sm90.tiles_for(spec)),
-        ("sm_100a", Conv3dSm100, tiling_sm100.tiles_for(spec, shared_taps=True)),
+        ("sm_100a", Conv3dSm100, tiling_sm100.tiles_for(spec, shared_taps=False)),
     )
     for arch, build, tiles in kernels:
         with targeting(arch):

@@ -1,4 +1,4 @@
-"""``python -m cudnn_fused.doctor`` and the verdicts it keeps."""
+"""``python -m cudnn_fused.doctor`` and the findings it keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cudnn_fused import doctor, user_cache, verdicts
+from cudnn_fused import doctor, hardware_quirks, user_cache
 from cudnn_fused.backends import REFERENCE
 from cudnn_fused.doctor import ALIGNED, CASES, ONLY, SHARED, Line, conclude, examine, right_way
 from cudnn_fused.kernels import sm100 as backend
@@ -106,14 +106,14 @@ def line(way: str, *faults: str) -> Line:
 def test_verdict(lines: list[Line], expected: bool | None, status: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert right_way(lines) is expected
     assert conclude(SM100, MODEL, lines) == status
-    assert verdicts.shared_taps(MODEL) is expected
+    assert hardware_quirks.shared_taps(MODEL) is expected
     assert ("report" in capsys.readouterr().out) == any(one.faults for one in lines)
 
 
 def test_nothing_is_remembered_of_other_targets() -> None:
     assert conclude(SM90, MODEL, [line(ONLY)]) == 0
     assert conclude(SM90, MODEL, [line(ONLY, "x")]) == 1
-    assert not verdicts.path().exists()
+    assert not hardware_quirks.path().exists()
 
 
 def test_a_gpu_is_examined_in_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_gpu_is_examined_in_both_ways(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(doctor, "examine_all", examine_all)
     assert doctor.examine_gpu(torch.device("cuda", 0)) == 0
     assert {way: kernels.shared_taps for way, kernels in seen.items()} == {SHARED: True, ALIGNED: False}
-    assert verdicts.shared_taps(MODEL) is False
+    assert hardware_quirks.shared_taps(MODEL) is False
 
 
 def test_without_a_gpu_a_kernel_is_compiled(
@@ -147,26 +147,26 @@ def test_a_compiler_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, caps
     assert "failed: RuntimeError: no such luck" in capsys.readouterr().out
 
 
-# --- verdicts ------------------------------------------------------------------------------------------------------
+# --- findings ------------------------------------------------------------------------------------------------------
 
 
-def test_verdicts_are_kept_by_model() -> None:
-    assert verdicts.shared_taps(MODEL) is None
-    assert verdicts.remember(MODEL, shared_taps=False) is None
-    assert verdicts.remember("another", shared_taps=True) is None
-    assert (verdicts.shared_taps(MODEL), verdicts.shared_taps("another")) == (False, True)
-    assert [file.name for file in verdicts.path().parent.iterdir()] == [verdicts.FILE_NAME]
+def test_findings_are_kept_by_model() -> None:
+    assert hardware_quirks.shared_taps(MODEL) is None
+    assert hardware_quirks.remember(MODEL, shared_taps=False) is None
+    assert hardware_quirks.remember("another", shared_taps=True) is None
+    assert (hardware_quirks.shared_taps(MODEL), hardware_quirks.shared_taps("another")) == (False, True)
+    assert [file.name for file in hardware_quirks.path().parent.iterdir()] == [hardware_quirks.FILE_NAME]
 
 
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", '{"Some GPU": 1}', '{"Some GPU": {"shared_taps": "no"}}', "\udcff"]
 )
 def test_a_broken_file_says_nothing(content: str) -> None:
-    verdicts.path().parent.mkdir(parents=True)
-    verdicts.path().write_bytes(content.encode(errors="surrogateescape"))
-    assert verdicts.shared_taps(MODEL) is None
-    assert verdicts.remember(MODEL, shared_taps=False) is None
-    assert verdicts.shared_taps(MODEL) is False
+    hardware_quirks.path().parent.mkdir(parents=True)
+    hardware_quirks.path().write_bytes(content.encode(errors="surrogateescape"))
+    assert hardware_quirks.shared_taps(MODEL) is None
+    assert hardware_quirks.remember(MODEL, shared_taps=False) is None
+    assert hardware_quirks.shared_taps(MODEL) is False
 
 
 @pytest.mark.parametrize("place", ["file", ""])
@@ -177,11 +177,11 @@ def test_a_place_that_cannot_be_written_is_no_error(
     monkeypatch.setenv(user_cache.DIRECTORY_VARIABLE, str(tmp_path / place) if place else "")
     assert conclude(SM100, MODEL, [line(SHARED), line(ALIGNED)]) == 0
     assert "could not be kept" in capsys.readouterr().out
-    assert verdicts.shared_taps(MODEL) is None
+    assert hardware_quirks.shared_taps(MODEL) is None
 
 
 @pytest.mark.parametrize(("asked", "verdict", "expected"), [
-    (None, None, True),
+    (None, None, False),
     (None, True, True),
     (None, False, False),
     (True, False, True),
@@ -191,7 +191,7 @@ def test_compilation_follows_the_verdict(
     asked: bool | None, verdict: bool | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if verdict is not None:
-        verdicts.remember(MODEL, shared_taps=verdict)
+        hardware_quirks.remember(MODEL, shared_taps=verdict)
     built = []
     monkeypatch.setattr(backend, "compiled", lambda arch, build, spec, tile, **_: built.append(tile))
     machine = Machine("sm_100a", 2, MODEL)
