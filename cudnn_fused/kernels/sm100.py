@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from cudnn_fused import hardware_quirks
@@ -10,7 +12,7 @@ from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.launching import CONV_OPERANDS, Kernels, Machine, compiled
 from cudnn_fused.kernels.padded_grid import PaddedGrid
 from cudnn_fused.kernels.schedule import TileOrder
-from cudnn_fused.kernels.tiling_sm100 import PAIR, TileConfig, choose, tiles_for
+from cudnn_fused.kernels.tiling_sm100 import PAIR, TILES, TileConfig, choose, least_units, tiles_for
 from cudnn_fused.targets import SM100
 
 
@@ -32,6 +34,13 @@ class Sm100Kernels(Kernels):
         shared_taps = hardware_quirks.shared_taps(machine.model) if self.shared_taps is None else self.shared_taps
         return tiles_for(spec, shared_taps=shared_taps is True)
 
+    def select(
+        self, spec: Conv3dSpec, tiles: tuple[TileConfig, ...], grid: PaddedGrid, machine: Machine
+    ) -> tuple[TileConfig, int, int]:
+        """The tile, the split of the reduction, and how many clusters are launched at most."""
+        tile, split = choose(spec, tiles, grid, machine.clusters)
+        return tile, split, machine.clusters[PAIR * split]
+
     def convolution(self, spec: Conv3dSpec, grid: PaddedGrid, machine: Machine) -> tuple[Any, tuple[int, ...]]:
         """The launcher of a convolution and its arguments behind the addresses.
 
@@ -42,7 +51,35 @@ class Sm100Kernels(Kernels):
             tile: compiled(machine.arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
             for tile in tiles
         }
-        tile, split = choose(spec, tiles, grid, machine.clusters)
-        count = TileOrder(spec, tile.tile_m, tile.tile_n).count(grid)
-        clusters = min(count, machine.clusters[PAIR * split])
+        tile, split, most_clusters = self.select(spec, tiles, grid, machine)
+        clusters = min(TileOrder(spec, tile.tile_m, tile.tile_n).count(grid), most_clusters)
         return launchers[tile], (grid.n, grid.t, grid.h, grid.w, split, clusters)
+
+
+class OneConfiguration(Sm100Kernels):
+    """The backend with one tile and split for every convolution, on one cluster, which takes all tiles in turn.
+
+    Compiling raises NotImplementedError for an operation that they cannot serve.
+    """
+
+    def __init__(self, tile: TileConfig, split: int, machine: Machine | None = None) -> None:
+        super().__init__(machine, shared_taps=tile.shared_taps)
+        self.tile, self.split = tile, split
+
+    def tiles(self, spec: Conv3dSpec, machine: Machine) -> tuple[TileConfig, ...]:
+        if self.tile.problem(spec) is not None or self.split > least_units(spec):
+            raise NotImplementedError(f"{self.tile} in {self.split} cannot serve {spec}")
+        return (self.tile,)
+
+    def select(
+        self, spec: Conv3dSpec, tiles: tuple[TileConfig, ...], grid: PaddedGrid, machine: Machine
+    ) -> tuple[TileConfig, int, int]:
+        return self.tile, self.split, 1
+
+
+def configurations(*, shared_taps: bool, machine: Machine | None = None) -> Iterator[tuple[str, OneConfiguration]]:
+    """All that may be chosen for some operation, by name."""
+    for tile in TILES:
+        for split in tile.splits:
+            name = f"{tile.tile_m}x{tile.tile_n}" + (f" in {split}" if split > 1 else "")
+            yield name, OneConfiguration(replace(tile, shared_taps=shared_taps), split, machine)
