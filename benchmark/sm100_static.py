@@ -37,6 +37,7 @@ from production import DEEPEST, STAGES  # noqa: E402
 from cudnn_fused.kernels import launching  # noqa: E402
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec  # noqa: E402
 from cudnn_fused.kernels.launching import Machine  # noqa: E402
+from cudnn_fused.kernels.occupancy import expected_clusters  # noqa: E402
 from cudnn_fused.kernels.padded_grid import TAP_ROWS, PaddedGrid  # noqa: E402
 from cudnn_fused.kernels.postops import PostOps  # noqa: E402
 from cudnn_fused.kernels.rows import RowFinish  # noqa: E402
@@ -48,7 +49,6 @@ from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
     WARP,
     TileConfig,
     choose,
-    resident_clusters,
     tiles_for,
 )
 from cudnn_fused.operands import ELEMENT_BYTES  # noqa: E402
@@ -61,6 +61,7 @@ from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL  # noqa: E402
 # NVIDIA states 2.25 PFLOP/s of dense BF16 and 8 TB/s for one B200 of an HGX B200 (data sheet, 2024). It has 148
 # multiprocessors; a fifth-generation tensor core does 8192 BF16 operations a cycle, from which the clock follows.
 MULTIPROCESSORS = 148
+CLUSTERS = expected_clusters(MULTIPROCESSORS)
 PRODUCTS_PER_CYCLE = 4096
 CLOCK = 2.25e15 / (2 * PRODUCTS_PER_CYCLE * MULTIPROCESSORS)
 MEMORY_BYTES_PER_SECOND = 8e12
@@ -219,7 +220,7 @@ class OneTile(Sm100Kernels):
     spec: Conv3dSpec  # of the last convolution
 
     def __init__(self, tile: TileConfig) -> None:
-        super().__init__(Machine("sm_100a", PAIR), shared_taps=True)
+        super().__init__(Machine("sm_100a", PAIR), shared_taps=tile.shared_taps)
         self.tile = tile
 
     def tiles(self, spec: Conv3dSpec, machine: Machine) -> tuple[TileConfig, ...]:
@@ -235,9 +236,9 @@ def case_of(operation: str, plane: tuple[int, int], channels: Channels) -> Case:
     return dataclasses.replace(case, history=2) if operation == CAUSAL else case
 
 
-def ours(operation: str, channels: Channels) -> Iterator[TileCounts]:
+def ours(operation: str, channels: Channels, *, shared_taps: bool = False) -> Iterator[TileCounts]:
     """Every tile that can serve a convolution."""
-    for tile in TILES:
+    for tile in (dataclasses.replace(tile, shared_taps=shared_taps) for tile in TILES):
         if channels[1] % tile.tile_n or (operation == PADDED and channels[1] != tile.tile_n):
             continue
         case = case_of(operation, ROWS_PLANE[tile.tile_m], (channels[0], tile.tile_n))
@@ -306,7 +307,7 @@ def estimate(counts: TileCounts, split: int, channels: Channels, extents: Extent
     (ci, co), (n, t, h, w) = channels, extents
     outputs = n * t * h * w * co
     tiles = counts.tiles(n, t, h, w, co)
-    clusters = resident_clusters(split, MULTIPROCESSORS)
+    clusters = CLUSTERS[PAIR * split]
     waves = math.ceil(tiles / clusters)
     bound, cycles = max(counts.cycles.items(), key=lambda item: item[1])
     seconds = waves * (cycles / split + (SPLIT_OVERHEAD if split > 1 else 0)) / CLOCK
@@ -390,12 +391,12 @@ def spec_of(operation: str, channels: Channels) -> Conv3dSpec:
     return Conv3dSpec(channels[0], finish)
 
 
-def chosen(tiles: Mapping[str, Tiles]) -> Iterator[tuple[Channels, Extents, Estimate]]:
+def chosen(tiles: Mapping[str, Tiles], *, shared_taps: bool) -> Iterator[tuple[Channels, Extents, Estimate]]:
     """The tile and split that the backend chooses for each production shape, and cuDNN's kernel."""
     for operation, channels, extents in shapes():
         spec = spec_of(operation, channels)
-        legal = tiles_for(spec, shared_taps=True)
-        tile, split = choose(spec, legal, PaddedGrid.around(*extents), MULTIPROCESSORS)
+        legal = tiles_for(spec, shared_taps=shared_taps)
+        tile, split = choose(spec, legal, PaddedGrid.around(*extents), CLUSTERS)
         for counts in tiles[operation][channels]:
             if counts.tile == tile:
                 yield channels, extents, estimate(counts, split, channels, extents)
@@ -421,17 +422,21 @@ def shape_row(channels: Channels, extents: Extents, one: Estimate) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", action="store_true", help="count cuDNN's kernels, too")
+    parser.add_argument("--shared-taps", action="store_true", help="load the taps along W together, not one by one")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     tiles: dict[str, Tiles] = {}
     for operation, title in TITLES.items():
         tiles[operation] = {
-            channels: [*ours(operation, channels), *([cudnn(operation, channels)] if arguments.peers else [])]
+            channels: [
+                *ours(operation, channels, shared_taps=arguments.shared_taps),
+                *([cudnn(operation, channels)] if arguments.peers else []),
+            ]
             for channels in CHANNELS[operation]
         }
         print_tiles(title, tiles[operation])
-    estimates = list(chosen(tiles))
+    estimates = list(chosen(tiles, shared_taps=arguments.shared_taps))
     heads = ["channels", "N,T,H,W", "kernel", "useful products", "bytes read per output", "with multicast"]
     heads += ["waves", "last wave", "estimate, ms", "bound by"]
     print_table("Production shapes, without post-operations", heads, (shape_row(*row) for row in estimates))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import cutlass.cute as cute
@@ -12,6 +13,7 @@ from cutlass import Int64
 from cutlass.cute.runtime import make_fake_stream
 
 from cudnn_fused.kernels import disk_cache
+from cudnn_fused.kernels.occupancy import expected_clusters
 
 _compiling = threading.Lock()
 
@@ -20,12 +22,18 @@ _compiling = threading.Lock()
 class DeviceSpec:
     """Where kernels run: what they are compiled for, and how many multiprocessors share the work.
 
-    ``model`` is the name of the device; it is empty where there is none, that is in the emulator.
+    ``model`` is the name of the device; it is empty where there is none, that is in the emulator. ``clusters`` is how
+    many clusters run at a time, by their size.
     """
 
     arch: str
     multiprocessors: int
     model: str = ""
+    clusters: Mapping[int, int] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.clusters:
+            object.__setattr__(self, "clusters", expected_clusters(self.multiprocessors))
 
 
 @functools.cache

@@ -108,6 +108,12 @@ def wait_cluster(barrier, phase: Int32):
         pass
 
 
+def meet() -> None:
+    """Bring the lanes of a warp together again behind a loop that each leaves in its own time, such as a wait: an
+    instruction that is ``.aligned`` takes for granted that all of them execute it at once."""
+    prims.bar_warp_sync(ALL_LANES)
+
+
 class PipelineState:
     """A place in a ring of pipeline stages, with the parity to wait for there. Advances in place."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from cudnn_fused.kernels.conv.host import Conv3dKernel
 from cudnn_fused.kernels.conv.select import Tiling
 from cudnn_fused.kernels.lowering import WORKSPACE, Call, ConvCall, RowsCall
 from cudnn_fused.kernels.norm import RowsKernel
+from cudnn_fused.kernels.occupancy import resident_clusters
 from cudnn_fused.kernels.pack import PackC12
 from cudnn_fused.operands import Problem
 from cudnn_fused.targets import Target
@@ -34,6 +36,17 @@ def ensure_context(device: torch.device) -> None:
     if status != runtime.cudaError_t.cudaSuccess:
         raise RuntimeError(f"{device} cannot be made current: {status.name}")
     _thread.has_context = True
+
+
+@functools.cache
+def device_spec(target: Target, device: torch.device) -> DeviceSpec:
+    """What there is to know of a GPU. Asked once: it does not change."""
+    with torch.cuda.device(device):
+        ensure_context(device)
+        properties = torch.cuda.get_device_properties(device)
+        clusters = resident_clusters(properties.multi_processor_count)
+    arch = target.arch((properties.major, properties.minor))
+    return DeviceSpec(arch, properties.multi_processor_count, properties.name, clusters)
 
 
 class Program:
@@ -124,11 +137,7 @@ class GpuBackend:
         return Program(problem, lowered.workspace_bytes, launches, guard=self.device is None)
 
     def device_of(self, device: torch.device) -> DeviceSpec:
-        if self.device is not None:
-            return self.device
-        properties = torch.cuda.get_device_properties(device)
-        arch = self.target.arch((properties.major, properties.minor))
-        return DeviceSpec(arch, properties.multi_processor_count, properties.name)
+        return device_spec(self.target, device) if self.device is None else self.device
 
     def launch_of(self, call: Call, tiling: Tiling[Any], device: DeviceSpec, places: dict[str, int]) -> Launch:
         """A kernel call with its compiled launcher."""
@@ -138,7 +147,7 @@ class GpuBackend:
             # All tiles of an operation are compiled together, so that no later shape has to wait for another.
             for tile in tiling.candidates(call.spec):
                 compiled(device.arch, self.convolution, call.spec, tile, call.input, call.weight)
-            tile, split, clusters = tiling.choose(call.spec, grid, device.multiprocessors)
+            tile, split, clusters = tiling.choose(call.spec, grid, device.clusters)
             key = (self.convolution, call.spec, tile, call.input, call.weight)
             return self.bound(device, key, places, (*extents, split, clusters))
         if isinstance(call, RowsCall):

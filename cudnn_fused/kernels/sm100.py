@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from cudnn_fused import verdicts
+from cudnn_fused import hardware_quirks
 from cudnn_fused.kernels.compiling import DeviceSpec
+from cudnn_fused.kernels.conv.select import Tiling
 from cudnn_fused.kernels.conv.sm100 import Conv3dSm100
-from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling
+from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling, TileConfig
 from cudnn_fused.kernels.gpu import GpuBackend
 from cudnn_fused.targets import SM100
 
 
 def tiling_for(device: DeviceSpec) -> Sm100Tiling:
-    """The tiles for a model of GPU, with the way of loading taps that the doctor found right on it."""
-    return Sm100Tiling(shared_taps=verdicts.shared_taps(device.model) is not False)
+    """The tiles for a model of GPU: taps share their pixels where the doctor has found that right, and nowhere else."""
+    return Sm100Tiling.loading(shared_taps=hardware_quirks.shared_taps(device.model) is True)
 
 
-def sm100(device: DeviceSpec | None = None, tiling: Sm100Tiling | None = None) -> GpuBackend:
+def sm100(device: DeviceSpec | None = None, tiling: Tiling[TileConfig] | None = None) -> GpuBackend:
     """The backend of SM100 and SM103 GPUs; ``device`` is that of :class:`.gpu.GpuBackend`.
 
     With ``tiling`` None the tiles follow the model of the GPU.

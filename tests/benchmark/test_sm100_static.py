@@ -7,6 +7,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -43,15 +44,17 @@ def disassembler() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.parametrize("shared_taps", [True, False], ids=["shared", "aligned"])
 @pytest.mark.usefixtures("disassembler")
-def test_counts_are_those_of_the_cost_model(static: ModuleType) -> None:
+def test_counts_are_those_of_the_cost_model(static: ModuleType, shared_taps: bool) -> None:
     """A tile in the emulator multiplies and loads what the model that chooses tiles takes it to."""
     spec = Conv3dSpec(160, RowFinish(PostOps(160)))
-    wide, small = static.ours(PLAIN, SQUARE)
+    wide, small = static.ours(PLAIN, SQUARE, shared_taps=shared_taps)
     for counts, tile in ((wide, TILES[1]), (small, TILES[2])):
+        tile = replace(tile, shared_taps=shared_taps)
         assert counts.cycles["products"] == TAP_ROWS * 3 * sum(spec.chunk_steps) * tile.blocks * 80
         assert counts.global_to_shared == pytest.approx(2 * TAP_ROWS * tap_row_bytes(spec, tile), rel=0.05)
-        pixels = 2 * TAP_ROWS * tile.a_rows(spec) * spec.gemm_channels * 2
+        pixels = 2 * TAP_ROWS * tile.a_loads(spec) * tile.a_rows(spec) * spec.gemm_channels * 2
         assert counts.global_to_shared - counts.weights == pytest.approx(pixels, rel=0.05)
         assert 0 < counts.registers <= 255
         assert counts.cycles["epilogue"] == max(counts.epilogue.values()) > 0
@@ -132,7 +135,7 @@ def test_shapes_get_the_tile_that_the_backend_chooses(static: ModuleType, monkey
 
     monkeypatch.setattr(static, "choose", choose)
     tiles = {operation: defaultdict(lambda: kernels) for operation in static.TITLES}
-    rows = [(one.kernel, one.split) for _, _, one in static.chosen(tiles)]
+    rows = [(one.kernel, one.split) for _, _, one in static.chosen(tiles, shared_taps=False)]
     assert rows == [("2", 2), (static.PEER, 1)] * len(list(static.shapes()))
     assert [(spec.gemm_channels, spec.co) for spec in specs[:3]] == [(48, 160), (48, 160), (160, 160)]
 

@@ -48,6 +48,20 @@ MUTANTS = (
         "accumulator-reuse", "conv3d_sm100", "(self.acc_empty, PAIR * EPILOGUE_WARPS)", "(self.acc_empty, 1)", "tiles"
     ),
     Mutant(
+        "accumulator-fence",
+        "conv3d_sm100",
+        "                prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)\n                if",
+        "                if",
+        "tiles",
+    ),
+    Mutant(
+        "started-peer",
+        "conv3d_sm100",
+        "        prims.barrier_cluster_arrive_relaxed()\n        prims.barrier_cluster_wait()\n        # The",
+        "        # The",
+        "raw",
+    ),
+    Mutant(
         "stage-reuse",
         "conv3d_sm100",
         "self.signal(shared.a_empty.subview(a.index), cluster)",

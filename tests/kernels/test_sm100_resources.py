@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.launching import CONV_OPERANDS, NORM_OPERANDS, PACK_OPERANDS, compiled
 from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
+from cudnn_fused.kernels.occupancy import expected_clusters
 from cudnn_fused.kernels.pack_c12 import PackC12
 from cudnn_fused.kernels.padded_grid import PaddedGrid
 from cudnn_fused.kernels.postops import PostOps
@@ -27,7 +29,7 @@ from cudnn_fused.testing.cubin import resources
 from cudnn_fused.testing.ptx import targeting
 
 ARCHS = ("sm_100a", "sm_103a")
-MULTIPROCESSORS = 148
+B200 = expected_clusters(148)
 SHARED_LIMIT = 227 * 1024
 # The epilogue's threads must leave 65536 registers enough for a CTA of 224 threads.
 MOST_REGISTERS = 255
@@ -52,11 +54,12 @@ SPECS = {
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("shared_taps", [True, False], ids=["shared", "aligned"])
 @pytest.mark.parametrize("name", SPECS)
-def test_convolutions_keep_to_registers(arch: str, name: str) -> None:
+def test_convolutions_keep_to_registers(arch: str, name: str, shared_taps: bool) -> None:
     spec = SPECS[name]
     with targeting(arch):
-        tiles = tiles_for(spec, shared_taps=True)
+        tiles = tiles_for(spec, shared_taps=shared_taps)
         # ptxas has given both archs the same registers so far: one tile each will do for the second.
         for tile in tiles if arch == ARCHS[0] else tiles[:1]:
             launcher = compiled(arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
@@ -140,18 +143,25 @@ def test_tiles_suit_the_problem() -> None:
     for name in ("raw-160", "raw-320"):
         spec = SPECS[name]
         tiles = tiles_for(spec, shared_taps=True)
-        tile, split = choose(spec, tiles, many, MULTIPROCESSORS)
+        tile, split = choose(spec, tiles, many, B200)
         assert (tile.blocks, split) == (2, 1)
-        assert choose(spec, tiles, few, MULTIPROCESSORS)[0].blocks == 1
+        assert choose(spec, tiles, few, B200)[0].blocks == 1
     corner = SPECS["corner-640"]
-    tile, split = choose(corner, tiles_for(corner, shared_taps=True), deepest, MULTIPROCESSORS)
+    tile, split = choose(corner, tiles_for(corner, shared_taps=True), deepest, B200)
     assert (tile.blocks, split) == (1, 2)
+
+
+@pytest.mark.parametrize(("clusters", "largest"), [({2: 74, 4: 36, 8: 16}, 4), ({2: 74, 4: 36}, 2), ({2: 74}, 1)])
+def test_a_split_takes_only_clusters_that_run(clusters: dict[int, int], largest: int) -> None:
+    spec = replace(SPECS["corner-640"], ci=640)
+    tiles = [tile for tile in tiles_for(spec, shared_taps=False) if tile.max_split > 1]
+    assert choose(spec, tiles, PaddedGrid.around(1, 1, 3, 5), clusters)[1] == largest
 
 
 def test_every_share_of_a_split_has_work() -> None:
     """Two known zero frames leave three tap rows, one for each share of at most three."""
     spec = replace(SPECS["raw-160"], leading_zero_frames=2)
-    _, split = choose(spec, tiles_for(spec, shared_taps=True), PaddedGrid.around(1, 1, 1, 1), MULTIPROCESSORS)
+    _, split = choose(spec, tiles_for(spec, shared_taps=True), PaddedGrid.around(1, 1, 1, 1), B200)
     assert split == 2
 
 
@@ -161,3 +171,24 @@ def test_two_blocks_load_less() -> None:
         two, *_, one = tiles_for(SPECS[name], shared_taps=True)
         each = [tap_row_bytes(SPECS[name], tile) / (tile.tile_m * tile.tile_n) for tile in (two, one)]
         assert each[0] < most * each[1]
+
+
+# --- fences ----------------------------------------------------------------------------------------------------------
+
+# ptxas makes a MEMBAR.ALL.GPU of each: the thread waits until the whole GPU sees what it has written.
+GPU_FENCE = re.compile(
+    r"\b(mbarrier\.arrive\.release\.cluster|barrier\.cluster\.arrive(?!\.relaxed)|fence\.(acq_rel|sc)\.(cluster|gpu))"
+)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_fences_of_the_whole_gpu_are_rare(name: str) -> None:
+    """A warp that frees an accumulator does not wait for what it has stored. A CTA does before it leaves its cluster,
+    and a warp that exchanges sums with another CTA: once when it has room for them, once when it has sent them."""
+    spec = SPECS[name]
+    with targeting("sm_100a"):
+        for tile in tiles_for(spec, shared_taps=False):
+            launcher = compiled("sm_100a", Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
+            fences = [found[0] for found in GPU_FENCE.findall(launcher.__ptx__)]
+            exchange = ["mbarrier.arrive.release.cluster"] * (2 if tile.max_split > 1 else 0)
+            assert sorted(fences) == ["barrier.cluster.arrive", *exchange]

@@ -109,7 +109,8 @@ def tcgen05_text(n: int, group: int, a_in_tensor_memory: bool = False) -> str:
     description = 1 << 4 | 1 << 7 | 1 << 10 | (n >> 3) << 17 | (m >> 4) << 24
     high = 2 << 61 | 1 << 46 | (1024 >> 4) << 32 | 1 << 16
     suffix = f".cta_group::{group}"
-    body = _START + "    setp.ne.b32 %p2, %r2, 0; @%p2 bra ALLOCATED;\n    add.s32 %r23, %r20, 16;\n"
+    body = _START + "    barrier.cluster.arrive; barrier.cluster.wait;\n"
+    body += "    setp.ne.b32 %p2, %r2, 0; @%p2 bra ALLOCATED;\n    add.s32 %r23, %r20, 16;\n"
     body += (
         f"    tcgen05.alloc{suffix}.sync.aligned.shared::cta.b32 [%r23], {allocated};\n"
         f"    ALLOCATED:\n    bar.sync 0;\n"

@@ -277,3 +277,46 @@ def test_fences_around_a_barrier(dropped: str, asked: bool):
         return
     run(text, [out], block=160, tensor_fences=asked)
     np.testing.assert_array_equal(out, LANES)
+
+
+# Two CTAs that touch each other: the other must have started.
+
+MEETING = "barrier.cluster.arrive.relaxed; barrier.cluster.wait;"
+LEAVING = "barrier.cluster.arrive; barrier.cluster.wait;"
+TOUCHES = {
+    "store": "st.shared::cluster.b32 [%r11+64], %r1;",
+    "load": "ld.shared::cluster.b32 %r12, [%r11+64];",
+    "arrival": "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r11];",
+    "allocation": "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r20+32], 32; "
+    f"ld.shared.b32 %r24, [%r20+32]; {LEAVING} tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r24, 32;",
+    "copy": "@%p4 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r11+128], [%rd10], 16, [%r11];",
+    "commit": "@%p4 tcgen05.commit.cta_group::2.mbarrier::arrive::one"
+    ".shared::cluster.multicast::cluster.b64 [%r20], 3;",
+}
+
+
+def touching(name: str, before: str, **options: object) -> None:
+    """Each CTA of two has a barrier and a written word, and touches those of the other."""
+    count = {"arrival": 32, "commit": 2}.get(name, 1)
+    body = f"""
+    ld.param.b64 %rd10, [source]; mov.u32 %r1, %tid.x; mov.b32 %r20, smem; setp.eq.b32 %p4, %r1, 0;
+    @%p4 mbarrier.init.shared.b64 [%r20], {count}; st.shared.b32 [%r20+64], 7; fence.mbarrier_init.release.cluster;
+    mov.u32 %r2, %cluster_ctarank; xor.b32 %r3, %r2, 1; mapa.shared::cluster.u32 %r11, %r20, %r3; bar.sync 0;
+    {before} {"@%p4 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r20], 16;" if name == "copy" else ""}
+    {TOUCHES[name]} {LEAVING}
+    """
+    source = np.zeros(4, np.uint32)
+    run(kernel(body, (".u64 source",)), [source], grid=2, cluster=2, uninitialized="poison", **options)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["arrival", "allocation"])
+def test_a_cta_that_has_started_may_be_touched(name: str, schedule: str):
+    touching(name, MEETING, schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", TOUCHES)
+def test_a_cta_that_may_not_have_started_is_not_to_be_touched(name: str, schedule: str):
+    with pytest.raises(RaceError, match=r"is touched with no barrier\.cluster in between: has it started"):
+        touching(name, "", schedule=schedule)

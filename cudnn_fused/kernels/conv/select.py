@@ -6,8 +6,9 @@ Nothing here needs a GPU or the DSL.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
 from cudnn_fused.kernels.conv.spec import Conv3dSpec
@@ -33,6 +34,9 @@ class Tile(Protocol):
 
 
 TileT = TypeVar("TileT", bound=Tile)
+
+Clusters: TypeAlias = Mapping[int, int]
+"""How many clusters run on a device at a time, by the CTAs of a cluster."""
 
 
 class Choice(NamedTuple):
@@ -65,34 +69,60 @@ class Tiling(Generic[TileT]):
         """Those of them that are worth compiling."""
         return legal
 
+    def configurations(self, clusters: int = 1) -> Iterator[tuple[str, FixedTiling[TileT]]]:
+        """Every tile and split that may be chosen for some convolution, by name, each on so many clusters."""
+        for tile in self.tiles:
+            for split in tile.splits:
+                name = f"{tile.tile_m}x{tile.tile_n}" + (f" in {split}" if split > 1 else "")
+                yield name, FixedTiling((tile,), self, split, clusters)
+
     def candidates(self, spec: Conv3dSpec) -> tuple[TileT, ...]:
         """The tiles to choose from."""
         return self.preferred(spec, self.legal(spec))
 
-    def resident_clusters(self, split: int, multiprocessors: int) -> int:
-        """Clusters of ``split`` shares that run at a time, one CTA to a multiprocessor."""
+    def cluster_size(self, split: int) -> int:
+        """CTAs of a cluster whose shares are ``split``."""
         raise NotImplementedError
 
-    def most_shares(self, spec: Conv3dSpec, multiprocessors: int) -> int:
-        """The largest split that the convolution and the device admit."""
-        raise NotImplementedError
+    def most_shares(self, spec: Conv3dSpec) -> int:
+        """The largest split that the convolution admits."""
+        return max(split for tile in self.tiles for split in tile.splits)
 
-    def cost(self, spec: Conv3dSpec, tile: TileT, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
+    def cost(self, spec: Conv3dSpec, tile: TileT, split: int, grid: PaddedGrid, clusters: Clusters) -> float:
         """Estimated cycles of a launch."""
         raise NotImplementedError
 
-    def count(self, spec: Conv3dSpec, tile: TileT, grid: PaddedGrid) -> int:
-        """Tiles of a launch."""
-        return spec.tiles(tile.tile_m, tile.tile_n, grid)
-
-    def waves(self, spec: Conv3dSpec, tile: TileT, split: int, grid: PaddedGrid, multiprocessors: int) -> int:
+    def waves(self, spec: Conv3dSpec, tile: TileT, split: int, grid: PaddedGrid, clusters: Clusters) -> int:
         """How many tiles a cluster works on, one after the other."""
-        return math.ceil(self.count(spec, tile, grid) / self.resident_clusters(split, multiprocessors))
+        return math.ceil(spec.tiles(tile.tile_m, tile.tile_n, grid) / clusters[self.cluster_size(split)])
 
-    def choose(self, spec: Conv3dSpec, grid: PaddedGrid, multiprocessors: int) -> Choice:
+    def choose(self, spec: Conv3dSpec, grid: PaddedGrid, clusters: Clusters) -> Choice:
         """The cheapest tile and split of the reduction, and how many clusters to launch."""
-        most = self.most_shares(spec, multiprocessors)
-        options = [(tile, split) for tile in self.candidates(spec) for split in tile.splits if split <= most]
-        tile, split = min(options, key=lambda option: self.cost(spec, *option, grid, multiprocessors))
-        clusters = min(self.count(spec, tile, grid), self.resident_clusters(split, multiprocessors))
-        return Choice(tile, split, clusters)
+        most = self.most_shares(spec)
+        options = [
+            (tile, split)
+            for tile in self.candidates(spec)
+            for split in tile.splits
+            if split <= most and self.cluster_size(split) in clusters
+        ]
+        tile, split = min(options, key=lambda option: self.cost(spec, *option, grid, clusters))
+        tiles = spec.tiles(tile.tile_m, tile.tile_n, grid)
+        return Choice(tile, split, min(tiles, clusters[self.cluster_size(split)]))
+
+
+@dataclass(frozen=True)
+class FixedTiling(Tiling[TileT]):
+    """One tile and split of another tiling for all that they can serve, on at most ``clusters`` clusters."""
+
+    base: Tiling[TileT]
+    split: int = 1
+    clusters: int = 1
+
+    def can_implement(self, spec: Conv3dSpec) -> str | None:
+        if self.split > self.base.most_shares(spec):
+            return f"the reduction has no {self.split} shares"
+        return super().can_implement(spec)
+
+    def choose(self, spec: Conv3dSpec, grid: PaddedGrid, clusters: Clusters) -> Choice:
+        (tile,) = self.tiles
+        return Choice(tile, self.split, min(spec.tiles(tile.tile_m, tile.tile_n, grid), self.clusters))

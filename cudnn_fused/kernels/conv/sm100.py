@@ -11,11 +11,10 @@ Layers with few tiles split the reduction over the pairs of a cluster; see :meth
 A CTA is seven warps: four of the epilogue, in which a thread owns a row, so that a norm needs no other thread; one that
 multiplies; one that loads activations and one that loads weights, each through a ring of stages.
 
-The rows of a tile are consecutive rows of one output frame on the padded linear grid (:mod:`.padded_grid`): a stage of
-activations is the pixels of a CTA's rows and two more, read three times at a distance of one pixel for the taps along
-W. The swizzle of a tile is a function of absolute shared-memory addresses, so a descriptor may start at any pixel row.
-Should an architecture see that differently, ``TileConfig.shared_taps`` turns it off: then each tap has a stage of its
-own.
+The rows of a tile are consecutive rows of one output frame on the padded linear grid (:mod:`.padded_grid`). Each tap
+along W has a stage of activations of its own, the pixels of a CTA's rows. With ``TileConfig.shared_taps`` a stage has
+two pixels more and is read three times at a distance of one: the swizzle of a tile is a function of absolute
+shared-memory addresses, so a descriptor may start at any pixel row, if the hardware reads the ISA that way.
 """
 
 from __future__ import annotations
@@ -61,6 +60,7 @@ from cudnn_fused.kernels.device import (
     PipelineState,
     divide,
     follow_previous_kernel,
+    meet,
     shared_address,
     shared_pointer,
     wait,
@@ -208,13 +208,16 @@ class Conv3dSm100(Conv3dKernel):
         split = self.cluster().split
         if warp == Role.MULTIPLIER and prims.elect_sync():
             shared.initialize(split)
+        prims.fence_mbarrier_init()
+        prims.barrier_cluster_arrive_relaxed()
+        prims.barrier_cluster_wait()
+        # The CTAs of a pair allocate together, through each other's shared memory: both must have started.
         if warp == Role.ALLOCATOR:
+            meet()
             prims.tcgen05_alloc(shared.tmem, TMEM_COLUMNS, group=BOTH)
             prims.tcgen05_relinquish_alloc_permit(group=BOTH)
-        prims.fence_mbarrier_init()
         prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
-        prims.barrier_cluster_arrive()
-        prims.barrier_cluster_wait()
+        prims.barrier_cta_sync()
         prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
         tmem = shared.tmem.load()
         follow_previous_kernel()
@@ -227,13 +230,17 @@ class Conv3dSm100(Conv3dKernel):
             self.multiply(shared, grid, tmem)
         else:
             self.finish_rows(shared, grid, tmem, warp, tensors)
-        # Neither CTA may go while the other multiplies with its shared memory or signals its barriers.
+        # Neither CTA may free its tensor memory while the other multiplies or signals its barriers, nor go while the
+        # other frees, which a pair does together, too.
         prims.tcgen05_fence(prims.Tcgen05Fence.BEFORE_THREAD_SYNC)
         prims.barrier_cluster_arrive()
         prims.barrier_cluster_wait()
         if warp == Role.ALLOCATOR:
             prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
+            meet()
             prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Float32), TMEM_COLUMNS, group=BOTH)
+        prims.barrier_cluster_arrive_relaxed()
+        prims.barrier_cluster_wait()
 
     def cluster(self) -> Cluster:
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -446,6 +453,7 @@ class Conv3dSm100(Conv3dKernel):
             place = self.scheduler.place(tile, grid, cluster.share, cluster.split)
             for block in cutlass.range(config.blocks, unroll=1):
                 wait(shared.acc_full.subview(accumulator.index), accumulator.phase)
+                meet()
                 prims.tcgen05_fence(prims.Tcgen05Fence.AFTER_THREAD_SYNC)
                 sums, columns = lanes + accumulator.index * config.n_block, staged + block * config.staged_columns
                 if cutlass.const_expr(config.max_split == 1):  # noqa: SIM114 (the next one is for the device)
@@ -459,7 +467,9 @@ class Conv3dSm100(Conv3dKernel):
                 if prims.elect_sync():
                     empty = shared.acc_empty.subview(accumulator.index)
                     leaders = prims.mapa(empty, cluster.leader)
-                    prims.mbarrier_arrive(leaders, count=1, scope=prims.MemScope.CLUSTER)
+                    # All that it says is that tensor memory was read, and the tcgen05.fence orders that. A release
+                    # would wait until everything that the warp has stored is visible to the whole GPU.
+                    prims.mbarrier_arrive(leaders, count=1, scope=prims.MemScope.CLUSTER, relaxed=True)
                 accumulator.advance()
             prims.tcgen05_wait(prims.Tcgen05Wait.STORE)
             if owner == cluster.share:
@@ -511,6 +521,7 @@ class Conv3dSm100(Conv3dKernel):
         owner_rank = owner * PAIR + cluster.rank
         if owner != cluster.share:
             wait_cluster(wanted, phase)
+            meet()
             index = cluster.share - Int32(cluster.share > owner)  # the owner sends none
             self.send_row(pieces.subview(index * share_bytes), block, owner_rank)
             prims.bar_warp_sync(ALL_LANES)
@@ -524,6 +535,7 @@ class Conv3dSm100(Conv3dKernel):
                         theirs = prims.mapa(wanted, other * PAIR + cluster.rank)
                         prims.mbarrier_arrive(theirs, scope=prims.MemScope.CLUSTER)
             wait_cluster(sent, phase)
+            meet()
             for part in cutlass.range_constexpr(0, self.config.n_block, PART):
                 self.put_staged(staged, part, self.total(pieces, share_bytes, block, part, cluster, owner))
             prims.bar_warp_sync(ALL_LANES)  # all lanes have read the sums

@@ -51,6 +51,7 @@ from cudnn_fused.kernels.device import (
     divide,
     follow_previous_kernel,
     load_chunk,
+    meet,
     shared_address,
     shared_pointer,
     wait,
@@ -395,6 +396,7 @@ class Conv3dSm90(Conv3dKernel):
             units = place.end_unit - place.first_unit
             sums, a, b = self.accumulate(shared, a, b, units, consumer, thread)
             wait(shared.drained.subview(consumer), phase ^ 1)
+            meet()
             if split > 1:
                 self.exchange_partial_sums(shared, sums, consumer, rank, split, thread, phase)
             else:
@@ -429,6 +431,7 @@ class Conv3dSm90(Conv3dKernel):
                 for s in cutlass.range_constexpr(spec.w_taps):
                     for n in cutlass.range_constexpr(config.n_blocks):
                         wait(shared.b_full.subview(b.index), b.phase)
+                        meet()
                         b_stage = b_base + b.index * (config.b_stage_bytes // DESCRIPTOR_UNIT)
                         prims.wgmma_fence_aligned()
                         for k in cutlass.range_constexpr(spec.unit_steps[chunk]):
@@ -572,6 +575,7 @@ class Conv3dSm90(Conv3dKernel):
                     kept = Float32(cutlass.select_(keeps_upper, upper[first + i], lower[first + i]))
                     values.append(kept + received[i])
         prims.barrier_cta_sync(STAGING_BARRIER + consumer, thread_count=WARPGROUP)  # all slots are read
+        meet()
         self.stage_owned(shared, values, consumer, rank, thread, levels)
 
     def halves(self, values: list[Float32], level: int) -> tuple[list[Float32], list[Float32]]:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
-from cudnn_fused.kernels.conv.select import Tiling
+from cudnn_fused.kernels.conv.select import Clusters, Tiling
 from cudnn_fused.kernels.conv.spec import ELEMENT_BYTES, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
 
 PAIR = 2  # CTAs that multiply together
@@ -42,7 +42,7 @@ class TileConfig:
     n_block: int
     a_stages: int
     b_stages: int
-    shared_taps: bool = True
+    shared_taps: bool = False
     max_split: int = 1  # pairs of a cluster that may share the reduction of a tile
 
     @property
@@ -185,29 +185,25 @@ def tap_row_cycles(spec: Conv3dSpec, tile: TileConfig) -> float:
 
 @dataclass(frozen=True)
 class Sm100Tiling(Tiling[TileConfig]):
-    """Which tile and split serve a problem on Blackwell, with one way of loading taps."""
+    """Which tile and split serve a problem on Blackwell."""
 
     tiles: tuple[TileConfig, ...] = TILES
-    shared_taps: bool = True
 
-    def legal(self, spec: Conv3dSpec) -> tuple[TileConfig, ...]:
-        ways = [replace(tile, shared_taps=self.shared_taps) for tile in self.tiles]
-        return tuple(tile for tile in ways if tile.can_implement(spec) is None)
+    @classmethod
+    def loading(cls, *, shared_taps: bool) -> Sm100Tiling:
+        """All tiles with this way of loading taps."""
+        return cls(tuple(replace(tile, shared_taps=shared_taps) for tile in TILES))
 
-    def resident_clusters(self, split: int, multiprocessors: int) -> int:
-        """A cluster of ``split`` pairs stays inside a group of multiprocessors, and a large one leaves some of a group
-        idle: one cluster less is counted on.
-        """
-        return max(1, multiprocessors // (PAIR * split) - (split > 1))
+    def cluster_size(self, split: int) -> int:
+        return PAIR * split
 
-    def most_shares(self, spec: Conv3dSpec, multiprocessors: int) -> int:
+    def most_shares(self, spec: Conv3dSpec) -> int:
         """Every share needs a unit of the reduction, also in the frame that skips as many taps as any does."""
-        least_units = spec.units - spec.skipped_units(spec.leading_zero_frames)
-        return min(least_units, max(1, multiprocessors // PAIR))
+        return spec.units - spec.skipped_units(spec.leading_zero_frames)
 
-    def cost(self, spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
+    def cost(self, spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, clusters: Clusters) -> float:
         """Waves of tiles, each as long as its share of the tap rows."""
-        waves = self.waves(spec, tile, split, grid, multiprocessors)
+        waves = self.waves(spec, tile, split, grid, clusters)
         share = spec.window.tap_rows * spec.computed_share(grid.out_t) / split
         tap_rows = math.ceil(share * spec.tap_row_units) / spec.tap_row_units
         between = TILE_OVERHEAD * tile.blocks / tile.accumulators + SPLIT_OVERHEAD * (split > 1)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
-from cudnn_fused.kernels.conv.select import Tiling
+from cudnn_fused.kernels.conv.select import Clusters, Tiling
 from cudnn_fused.kernels.conv.spec import ELEMENT_BYTES, K_STEP, ROW_BYTES, SWIZZLE_ROWS, Conv3dSpec
 
 CHUNK_CHANNELS = 8  # of a 16-byte access
@@ -145,20 +145,14 @@ class Sm90Tiling(Tiling[TileConfig]):
         tiles move less through shared memory, and two widths of them cut most frames into few waves.
         """
         whole = tuple(tile for tile in legal if tile.tile_n == spec.co)
-        return whole or tuple(tile for tile in legal if tile.m_blocks > 1)
+        return whole or tuple(tile for tile in legal if tile.m_blocks > 1) or legal
 
-    def resident_clusters(self, split: int, multiprocessors: int) -> int:
-        """A cluster of ``split`` CTAs stays inside a group of 16 or 18 multiprocessors; clusters of four leave two of
-        each 18 idle.
-        """
-        return max(1, multiprocessors // split - (split > 2))
+    def cluster_size(self, split: int) -> int:
+        return split
 
-    def most_shares(self, spec: Conv3dSpec, multiprocessors: int) -> int:
-        return multiprocessors
-
-    def cost(self, spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, multiprocessors: int) -> float:
+    def cost(self, spec: Conv3dSpec, tile: TileConfig, split: int, grid: PaddedGrid, clusters: Clusters) -> float:
         """Waves of tiles, each as long as its share of the reduction."""
-        waves = self.waves(spec, tile, split, grid, multiprocessors)
+        waves = self.waves(spec, tile, split, grid, clusters)
         cycles = spec.units * tile.unit_cycles(spec) * spec.computed_share(grid.out_t)
         exchange = SPLIT_OVERHEAD * math.log2(split)
         return waves * (cycles / split + TILE_OVERHEAD + exchange) + EPILOGUE_TAIL

@@ -124,7 +124,7 @@ def mbarrier_arrive(
 ) -> Value:
     """Arrives `count` times per active lane, after raising the transaction count by `expect`. Returns the phase."""
     warp = strand.warp
-    clock = warp.fenced if relaxed else warp.release()
+    clock = warp.relaxed() if relaxed else warp.release()
     phase = 0
     for target, lanes in _by_address(strand, mask, address):
         barrier = find_mbarrier(strand, target, remote)
@@ -226,7 +226,7 @@ def cluster_arrive(strand: Strand, relaxed: bool, aligned: bool) -> Any:
     if warp.cluster_token not in (None, cluster.barrier.generation):
         raise strand.error("BarrierMisuse", "barrier.cluster.arrive twice without a barrier.cluster.wait in between")
     warp.cluster_token = cluster.barrier.generation
-    cluster.barrier.arrive(warp.key, strand.mask, warp.fenced if relaxed else warp.release())
+    cluster.barrier.arrive(warp.key, strand.mask, warp.relaxed() if relaxed else warp.release())
     cluster.barrier.advance(cluster.live_lanes())
     warp.launch.event()
     return None
@@ -246,6 +246,7 @@ def cluster_wait(strand: Strand, aligned: bool) -> Any:
     if strand.mask == warp.live:
         warp.cluster_token = None
     warp.acquire(barrier.known)
+    warp.meet_cluster()
     return None
 
 

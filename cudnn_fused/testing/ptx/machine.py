@@ -16,7 +16,7 @@ from .counts import Counts
 from .dataflow import Block
 from .errors import Deadlock, EmulatorError, Location, RaceError, UninitializedRead
 from .memory import GlobalMemory, LocalMemory, Parameters, SharedMemory
-from .races import ORDERED, PUBLISHED, Access, Agents, Conflict, Pipe, SharedShadow, TensorShadow
+from .races import CLUSTER, ORDERED, PUBLISHED, Access, Agents, Conflict, Pipe, SharedShadow, TensorShadow
 from .tensor_memory import TensorMemory
 from .translate import CTA_SHIFT, Program
 from .values import FULL_MASK, LANES, POISON, lane_flags, merge
@@ -214,6 +214,25 @@ class Warp:
         clock[ORDERED][self.pipes] = self.clock[ORDERED][self.pipes]
         return clock
 
+    def relaxed(self) -> np.ndarray | None:
+        """The clock that a relaxed operation carries: what a release fence has made available, and the finished loads
+        and stores of tensor memory, which go with any signal (tcgen05.fence::before_thread_sync)."""
+        if not self.launch.races:
+            return None
+        clock = np.zeros_like(self.clock) if self.fenced is None else self.fenced.copy()
+        ordered = self.before_fence if self.launch.tensor_fences else self.clock[ORDERED][self.tensor_pipes]
+        clock[ORDERED][self.tensor_pipes] = ordered
+        return clock
+
+    def meet_cluster(self) -> None:
+        """A barrier of the cluster is behind the warp: every CTA has started."""
+        self.clock[ORDERED][CLUSTER] = 1
+
+    def knows_started(self, cta: Cta) -> bool:
+        """Whether a CTA has started is known from a barrier of the cluster, or from anything that came from it."""
+        known = self.clock[ORDERED]
+        return bool(known[CLUSTER]) or any(known[warp.agent] for warp in cta.warps)
+
     def acquire(self, clock: np.ndarray | None) -> None:
         if clock is not None:
             np.maximum(self.clock, clock, out=self.clock)
@@ -378,9 +397,15 @@ class Cluster:
         self.warps = [warp for cta in self.ctas for warp in cta.warps]
 
     def cta(self, rank: int, strand: Strand) -> Cta:
+        """A CTA whose memory a strand is about to touch."""
         if rank >= len(self.ctas):
             raise strand.error("OutOfBounds", f"a shared address of CTA {rank} of a cluster of {len(self.ctas)}")
-        return self.ctas[rank]
+        cta = self.ctas[rank]
+        if self.launch.races and strand.warp.cta is not cta and not strand.warp.knows_started(cta):
+            raise strand.error(
+                "RaceError", f"the cluster's CTA {rank} is touched with no barrier.cluster in between: has it started?"
+            )
+        return cta
 
     @property
     def done(self) -> bool:

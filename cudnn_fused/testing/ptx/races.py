@@ -26,6 +26,7 @@ from . import tensor_memory
 from .memory import WORD
 
 ORDERED, PUBLISHED = 0, 1
+CLUSTER = 0  # an agent that accesses nothing: 1 in the clock of who knows that all CTAs of the cluster have started
 _AGENT_SHIFT, _CLOCK_SHIFT = 44, 20
 _CLOCK_MASK = (1 << (_AGENT_SHIFT - _CLOCK_SHIFT)) - 1
 _LINE_MASK = (1 << _CLOCK_SHIFT) - 1
@@ -83,7 +84,7 @@ class Conflict:
 
 @dataclass
 class Agents:
-    """Numbers the agents of one cluster. Agent 0 is nobody."""
+    """Numbers the agents of one cluster. The one that wrote what nobody wrote is the cluster."""
 
     ctas: int
     warps: int

@@ -196,10 +196,11 @@ class AllocationWait(Wait):
         return f"{self.columns} free columns of tensor memory; allocated are {self.before}"
 
 
-def tensor_allocate(strand: Strand, target: Value, columns: Value) -> Any:
+def tensor_allocate(strand: Strand, target: Value, columns: Value, cta_group: int) -> Any:
     warp = strand.warp
     if not strand.converged(warp.live):
         return PENDING
+    _pair(strand, cta_group)  # the CTAs of a pair write where they allocate into each other's shared memory
     count = uniform_operand(strand, columns, "the number of columns")
     start = warp.cta.tensor.allocate(count)
     if start is None:
@@ -212,12 +213,13 @@ def tensor_allocate(strand: Strand, target: Value, columns: Value) -> Any:
     return None
 
 
-def tensor_free(strand: Strand, address: Value, columns: Value) -> None:
+def tensor_free(strand: Strand, address: Value, columns: Value, cta_group: int) -> None:
     place, count = (
         uniform_operand(strand, address, "the address"),
         uniform_operand(strand, columns, "the number of columns"),
     )
     cta = strand.warp.cta
+    _pair(strand, cta_group)
     if cta.tensor_shadow is not None:
         region = (slice(None), slice(place & 0xFFFF, (place & 0xFFFF) + count))
         strand.race(cta.tensor_shadow.write(region, strand.access()), "tcgen05.dealloc")
@@ -331,21 +333,21 @@ def _emit_commit(t: Translator, i: Instruction, m: Modifiers) -> Effect:
 
 @emits("tcgen05.alloc", blocking=True)
 def _emit_allocate(t: Translator, i: Instruction, m: Modifiers) -> Blocking:
-    _group(m)
+    group = _group(m)
     aligned(m)
     m.take("shared::cta")
     m.need("b32")
-    address = t.address(i.operands[0])
-    return Blocking((), f"{t.bind(tensor_allocate, 'tensor_allocate')}(s, {address}, {t.source(i.operands[1], 'u32')})")
+    address, columns = t.address(i.operands[0]), t.source(i.operands[1], "u32")
+    return Blocking((), f"{t.bind(tensor_allocate, 'tensor_allocate')}(s, {address}, {columns}, {group})")
 
 
 @emits("tcgen05.dealloc")
 def _emit_free(t: Translator, i: Instruction, m: Modifiers) -> Effect:
-    _group(m)
+    group = _group(m)
     aligned(m)
     m.need("b32")
     address, columns = (t.source(operand, "u32") for operand in i.operands)
-    return Effect((), f"{t.bind(tensor_free, 'tensor_free')}(s, {address}, {columns})")
+    return Effect((), f"{t.bind(tensor_free, 'tensor_free')}(s, {address}, {columns}, {group})")
 
 
 @emits("tcgen05.relinquish_alloc_permit")
