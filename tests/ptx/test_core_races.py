@@ -279,7 +279,7 @@ def test_fences_around_a_barrier(dropped: str, asked: bool):
     np.testing.assert_array_equal(out, LANES)
 
 
-# Two CTAs that touch each other: the other must have started.
+# Two CTAs that touch each other: the other must have started, and must not have left.
 
 MEETING = "barrier.cluster.arrive.relaxed; barrier.cluster.wait;"
 LEAVING = "barrier.cluster.arrive; barrier.cluster.wait;"
@@ -320,3 +320,55 @@ def test_a_cta_that_has_started_may_be_touched(name: str, schedule: str):
 def test_a_cta_that_may_not_have_started_is_not_to_be_touched(name: str, schedule: str):
     with pytest.raises(RaceError, match=r"is touched with no barrier\.cluster in between: has it started"):
         touching(name, "", schedule=schedule)
+
+
+def test_a_cta_must_not_leave_while_its_pair_multiplies_with_its_memory():
+    """The second CTA loads its halves and goes; only the first hears when the products are done."""
+    text = tcgen05_text(64, 2)
+    multicast = ".shared::cluster.multicast::cluster.b64 [%r20+8], %rs1;"
+    assert multicast in text
+    text = text.replace(multicast, ".shared::cluster.b64 [%r20+8];")
+    start, _, end = text.partition("ISSUED:\n")
+    a, b = integers(256, 1), integers(64, 2)
+    with pytest.raises(RaceError, match=r"CTA 1, which has exited|CTA 1 of the cluster exits while the tensor core"):
+        run_gemm(f"{start}ISSUED: setp.ne.b32 %p7, %r3, 0; @%p7 bra END;\n{end}", a, b, ctas=2)
+
+
+# Warp 4 waits on an mbarrier for what warp 0 has put into tensor memory and, at +64, into shared memory.
+SIGNAL = """
+    mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; mov.b32 %r20, smem; ld.param.b64 %rd0, [out]; setp.ne.b32 %p2, %r2, 0;
+    setp.ne.b32 %p3, %r2, 4; setp.eq.b32 %p4, %r1, 0; @%p4 mbarrier.init.shared.b64 [%r20+8], 32;
+    fence.mbarrier_init.release.cluster;
+    @%p2 bra OTHER; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32; OTHER: bar.sync 0;
+    ld.shared.b32 %r26, [%r20]; mov.b32 %r5, %r1; mov.b32 %r6, %r1; mov.b32 %r8, 7;
+    @%p2 bra WAITING; st.shared.b32 [%r20+64], %r8;
+    tcgen05.st.sync.aligned.32x32b.x2.b32 [%r26], {%r5, %r6}; tcgen05.wait::st.sync.aligned;
+    tcgen05.fence::before_thread_sync;
+    mbarrier.arrive.relaxed.cta.shared::cta.b64 %rd9, [%r20+8];
+    WAITING: @%p3 bra READ;
+    POLL: mbarrier.try_wait.parity.shared.b64 %p5, [%r20+8], 0, 1000; @!%p5 bra POLL; bar.warp.sync -1;
+    tcgen05.fence::after_thread_sync;
+    tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r7, %r9}, [%r26]; tcgen05.wait::ld.sync.aligned;
+    tcgen05.fence::before_thread_sync;
+    and.b32 %r9, %r1, 31; mul.wide.u32 %rd2, %r9, 4; add.s64 %rd1, %rd0, %rd2; st.global.b32 [%rd1], %r7;
+    READ: bar.sync 0; @%p2 bra END; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r26, 32; END:
+"""
+
+
+@pytest.mark.parametrize("fences_count", [True, False])
+def test_a_relaxed_signal_orders_tensor_memory(fences_count: bool):
+    out = np.zeros(32, np.uint32)
+    run(kernel(SIGNAL), [out], block=160, tensor_fences=fences_count)
+    np.testing.assert_array_equal(out, LANES)
+
+
+def test_a_relaxed_signal_needs_the_fence_of_tensor_memory():
+    text = kernel(SIGNAL.replace("tcgen05.fence::before_thread_sync;", "", 1))
+    with pytest.raises(RaceError, match=r"a read of tensor memory follows a write by a tcgen05\.st of warp 0"):
+        run(text, [np.zeros(32, np.uint32)], block=160, tensor_fences=True)
+
+
+def test_a_relaxed_signal_orders_nothing_else():
+    text = kernel(SIGNAL.replace("POLL; bar.warp.sync -1;", "POLL; bar.warp.sync -1; ld.shared.b32 %r30, [%r20+64];"))
+    with pytest.raises(RaceError, match="a read of shared memory follows a write by warp 0"):
+        run(text, [np.zeros(32, np.uint32)], block=160)

@@ -81,6 +81,7 @@ def tensor_mma(
         for operand in (*left, *right):
             operand.check_race(strand, access)
         for cta in ctas:
+            cta.used_by(strand, access.agent, access.clock)
             for region in regions:
                 strand.race(
                     cta.tensor_shadow.write(region, tensor_access), "the tensor core's write of tensor memory", _FENCE
