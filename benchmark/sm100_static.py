@@ -32,16 +32,11 @@ from cutlass import cute
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "conv" / "cutedsl")]
 
-from production import DEEPEST, STAGES  # noqa: E402
-
-from cudnn_fused.kernels import launching  # noqa: E402
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec  # noqa: E402
 from cudnn_fused.kernels.launching import Machine  # noqa: E402
-from cudnn_fused.kernels.occupancy import expected_clusters  # noqa: E402
 from cudnn_fused.kernels.padded_grid import TAP_ROWS, PaddedGrid  # noqa: E402
 from cudnn_fused.kernels.postops import PostOps  # noqa: E402
 from cudnn_fused.kernels.rows import RowFinish  # noqa: E402
-from cudnn_fused.kernels.sm100 import Sm100Kernels  # noqa: E402
 from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
     PAIR,
     SPLIT_OVERHEAD,
@@ -51,6 +46,11 @@ from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
     choose,
     tiles_for,
 )
+from production import DEEPEST, STAGES  # noqa: E402
+
+from cudnn_fused.kernels import launching  # noqa: E402
+from cudnn_fused.kernels.occupancy import expected_clusters  # noqa: E402
+from cudnn_fused.kernels.sm100 import Sm100Kernels  # noqa: E402
 from cudnn_fused.operands import ELEMENT_BYTES  # noqa: E402
 from cudnn_fused.testing import cubin, sass  # noqa: E402
 from cudnn_fused.testing.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem  # noqa: E402

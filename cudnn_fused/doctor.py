@@ -96,21 +96,23 @@ def examine(
     inputs, outputs = make_inputs(case, "cpu", integers=True), make_outputs(case, "cpu")
     operands: Operands = {name: tensor.to(device, copy=True) for name, tensor in {**inputs, **outputs}.items()}
     try:
-        if not _launch(case, kernels, operands, running):
+        reason = _launch(case, kernels, operands, running)
+        if reason and configuration != AS_CHOSEN:
             return None
         results = {name: operands[name].cpu() for name in outputs}
-        faults = against_reference(case, {**inputs, **results}, outputs)
+        faults = [reason] if reason else against_reference(case, {**inputs, **results}, outputs)
     except Exception as error:  # whatever it is, the other lines are wanted as well
         faults = [f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"]
     return Line(way, described(case, configuration), tuple(faults), time.perf_counter() - began)
 
 
-def _launch(case: Case, kernels: Backend, operands: Operands, running: Running) -> bool:
-    """Whether the kernels can serve the case, which then has run."""
+def _launch(case: Case, kernels: Backend, operands: Operands, running: Running) -> str | None:
+    """Why the kernels cannot serve the case, or None if they can; then it has run."""
     tensors = [operands.get(operand.name) for operand in case.operation.operands]
     problem = make_problem(case, operands)
-    if kernels.can_implement(problem):
-        return False
+    reason = kernels.can_implement(problem)
+    if reason:
+        return reason
     stream = 0
     if problem.device.type == "cuda":
         stream = torch.cuda.current_stream(problem.device).cuda_stream
@@ -120,7 +122,7 @@ def _launch(case: Case, kernels: Backend, operands: Operands, running: Running) 
         program(tensors, workspace, stream)
     if problem.device.type == "cuda":
         torch.cuda.synchronize(problem.device)
-    return True
+    return None
 
 
 def still_usable(device: torch.device) -> bool:

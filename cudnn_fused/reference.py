@@ -8,10 +8,12 @@ of squares of a norm runs in FP32 over the contiguous channel axis, in the order
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
+
+from cudnn_fused.operands import Operation, Problem, bind_extents
 
 
 @contextmanager
@@ -27,3 +29,12 @@ def full_precision(device: torch.device) -> Iterator[None]:
             torch.backends.mkldnn.conv.fp32_precision = "ieee"
             stack.callback(setattr, torch.backends.mkldnn.conv, "fp32_precision", asked)
         yield
+
+
+def run(operation: Operation, operands: Mapping[str, torch.Tensor], **options: int) -> None:
+    """Fill the outputs among ``operands``, of which nothing is checked, on whatever device they are."""
+    values = {option.name: options.get(option.name, option.default) for option in operation.options}
+    device = operands[operation.operands[0].name].device
+    problem = Problem(operation, bind_extents(operation, operands, values), frozenset(operands), values, device)
+    with full_precision(device):
+        operation.computation.reference(problem, operands)

@@ -98,7 +98,8 @@ class GpuBackend:
 
     ``convolution`` is its kernel class, ``tiling_of`` says which tiles there are for a device. ``device`` stands in for
     the GPU of a problem: kernels are then compiled for it and called on whatever tensors come, which is how an emulator
-    runs them.
+    runs them. With ``all_tiles`` every tile that another shape may choose is compiled along with the one that is
+    needed, so that no later shape has to wait.
     """
 
     def __init__(
@@ -107,8 +108,11 @@ class GpuBackend:
         convolution: type[Conv3dKernel],
         tiling_of: Callable[[DeviceSpec], Tiling[Any]],
         device: DeviceSpec | None = None,
+        *,
+        all_tiles: bool = True,
     ) -> None:
         self.target, self.convolution, self.tiling_of, self.device = target, convolution, tiling_of, device
+        self.all_tiles = all_tiles
 
     def can_implement(self, problem: Problem) -> str | None:
         """Why the kernels cannot serve a problem, or None if they can."""
@@ -144,8 +148,7 @@ class GpuBackend:
         grid = call.grid
         extents = (grid.n, grid.t, grid.h, grid.w)
         if isinstance(call, ConvCall):
-            # All tiles of an operation are compiled together, so that no later shape has to wait for another.
-            for tile in tiling.candidates(call.spec):
+            for tile in tiling.candidates(call.spec) if self.all_tiles else ():
                 compiled(device.arch, self.convolution, call.spec, tile, call.input, call.weight)
             tile, split, clusters = tiling.choose(call.spec, grid, device.clusters)
             key = (self.convolution, call.spec, tile, call.input, call.weight)

@@ -16,9 +16,12 @@ def tiling_for(device: DeviceSpec) -> Sm100Tiling:
     return Sm100Tiling.loading(shared_taps=hardware_quirks.shared_taps(device.model) is True)
 
 
-def sm100(device: DeviceSpec | None = None, tiling: Tiling[TileConfig] | None = None) -> GpuBackend:
-    """The backend of SM100 and SM103 GPUs; ``device`` is that of :class:`.gpu.GpuBackend`.
+def sm100(
+    device: DeviceSpec | None = None, tiling: Tiling[TileConfig] | None = None, *, all_tiles: bool = True
+) -> GpuBackend:
+    """The backend of SM100 and SM103 GPUs; the parameters are those of :class:`.gpu.GpuBackend`.
 
     With ``tiling`` None the tiles follow the model of the GPU.
     """
-    return GpuBackend(SM100, Conv3dSm100, tiling_for if tiling is None else lambda device: tiling, device)
+    tiling_of = tiling_for if tiling is None else lambda device: tiling
+    return GpuBackend(SM100, Conv3dSm100, tiling_of, device, all_tiles=all_tiles)

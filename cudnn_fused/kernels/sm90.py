@@ -12,6 +12,8 @@ from cudnn_fused.targets import SM90
 TILING = Sm90Tiling()
 
 
-def sm90(device: DeviceSpec | None = None, tiling: Tiling[TileConfig] = TILING) -> GpuBackend:
-    """The backend of SM90 GPUs, with the tiles of ``tiling``; ``device`` is that of :class:`.gpu.GpuBackend`."""
-    return GpuBackend(SM90, Conv3dSm90, lambda device: tiling, device)
+def sm90(
+    device: DeviceSpec | None = None, tiling: Tiling[TileConfig] = TILING, *, all_tiles: bool = True
+) -> GpuBackend:
+    """The backend of SM90 GPUs, with the tiles of ``tiling``; the others are those of :class:`.gpu.GpuBackend`."""
+    return GpuBackend(SM90, Conv3dSm90, lambda device: tiling, device, all_tiles=all_tiles)

@@ -18,11 +18,12 @@ from cudnn_fused import pack_causal_conv3d_weight, pack_conv3d_weight, reference
 from cudnn_fused.operands import BF16, Operation, Problem, Sample, validate
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.plan import PLAN_CLASSES, Plan
+from cudnn_fused.window import DENSE_3X3X3
 
 Operands = dict[str, torch.Tensor]
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
-TAPS = 27
+TAPS = DENSE_3X3X3.taps
 LONG_REDUCTION = TAPS * 320  # more products than this get smaller factors
 RESIDUAL_RANGE = 128  # wide enough for sums past 256, where BF16 stops to hold every integer
 
@@ -110,8 +111,8 @@ class Case:
         """Temporal taps of all frames of a sample, less those on frames that are known to be zero."""
         zeros = self.leading_zero_frames
         if self.variant == "causal_conv3d_with_cache":
-            zeros = reference.CACHE_FRAMES - self.history
-        return sum(reference.TAP_FRAMES - max(zeros - t, 0) for t in range(self.t))
+            zeros = DENSE_3X3X3.history - self.history
+        return sum(DENSE_3X3X3.kt - max(zeros - t, 0) for t in range(self.t))
 
     @property
     def flops(self) -> int:
@@ -119,7 +120,7 @@ class Case:
         if len(self.channels) == 1:
             return 0
         ci, co = self.channels
-        return 2 * self.n * self.taps * self.h * self.w * (TAPS // reference.TAP_FRAMES) * ci * co
+        return 2 * self.n * self.taps * self.h * self.w * (TAPS // DENSE_3X3X3.kt) * ci * co
 
     @property
     def bytes(self) -> int:
@@ -210,8 +211,9 @@ def copy_history(case: Case, outputs: Operands, frames: torch.Tensor | None) -> 
     """The caller's part of ``caller_history``, before or after the operation."""
     if frames is None:
         return
-    reference.write_history(outputs["padded_output"], frames)
-    cache = outputs["cache_output"]
+    padded, cache = outputs["padded_output"], outputs["cache_output"]
+    leading = DENSE_3X3X3.history
+    padded[:, leading - frames.shape[1] : leading, 1:-1, 1:-1] = frames
     older = cache.shape[1] - min(cache.shape[1], case.t)
     cache[:, :older] = frames[:, frames.shape[1] - older :]
 
@@ -231,9 +233,7 @@ def make_problem(case: Case, operands: Mapping[str, torch.Tensor]) -> Problem:
 
 def run_reference(case: Case, operands: Mapping[str, torch.Tensor]) -> None:
     """Fill the outputs among ``operands`` by :mod:`cudnn_fused.reference`, on whatever device they are."""
-    function = getattr(reference, case.variant)
-    with reference.full_precision(operands["input"].device):
-        function(*(operands.get(operand.name) for operand in case.operation.operands), **case.options)
+    reference.run(case.operation, operands, **case.options)
 
 
 def sample_of(case: Case, operands: Mapping[str, torch.Tensor], index: int) -> tuple[Case, Operands]:

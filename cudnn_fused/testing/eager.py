@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
-from cudnn_fused.reference import CACHE_FRAMES
+from cudnn_fused.kernels.epilogue.stores import CACHED_FRAMES
 from cudnn_fused.testing.cases import Case, Operands
 from cudnn_fused.weights import unpack_causal_conv3d_weight, unpack_conv3d_weight
 
@@ -39,8 +39,8 @@ def pad_and_cache(frames: Tensor, previous: Tensor | None) -> tuple[Tensor, Tens
     """The padded input of the next convolution, and the frames it needs again for the next chunk."""
     if previous is not None:
         frames = torch.cat([previous, frames], dim=1)
-    missing = CACHE_FRAMES - (0 if previous is None else previous.shape[1])
-    return F.pad(frames, (0, 0, 1, 1, 1, 1, missing, 0)), frames[:, -CACHE_FRAMES:].clone()
+    missing = CACHED_FRAMES - (0 if previous is None else previous.shape[1])
+    return F.pad(frames, (0, 0, 1, 1, 1, 1, missing, 0)), frames[:, -CACHED_FRAMES:].clone()
 
 
 # --- operations: inputs by the names of the operand tables, outputs too ----------------------------------------------

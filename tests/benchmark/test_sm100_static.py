@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.padded_grid import TAP_ROWS
 from cudnn_fused.kernels.postops import PostOps
 from cudnn_fused.kernels.rows import RowFinish
 from cudnn_fused.kernels.tiling_sm100 import TILES, tap_row_bytes
+
 from cudnn_fused.testing import sass
 
 SCRIPT = Path(__file__).parents[2] / "benchmark" / "sm100_static.py"

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 
 from cudnn_fused import reference
 from cudnn_fused.backends import REFERENCE, select_backend
+from cudnn_fused.kernels.lowering import convolve
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.testing.cases import BY_NAME, Case, Skip, make_inputs, make_outputs, make_plan, run_reference
 from cudnn_fused.weights import unpack_conv3d_weight
+from cudnn_fused.window import DENSE_3X3X3
 from tests.cases import assert_same_bits
 from tests.gpu.harness import execute_with_unread_frames, pairwise, prepare, run
 
@@ -115,7 +117,7 @@ def check_exactness(case: Case, device: torch.device) -> None:
         exact = F.conv3d(operands["input"].double().permute(0, 4, 1, 2, 3), weight).permute(0, 2, 3, 4, 1)
         assert exact.abs().max() < 2**24
         with reference.full_precision(device):
-            rounded = reference.convolve(operands["input"], weight.to(torch.bfloat16))
+            rounded = convolve(operands["input"], weight.to(torch.bfloat16), DENSE_3X3X3)
         assert_same_bits(rounded, exact.float().to(torch.bfloat16))
     if "residual_output" in operands:
         value = operands["residual_output"].double()

@@ -7,13 +7,19 @@ mutation tests run a changed copy of the package.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import torch
 
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
-from cudnn_fused.kernels.launching import Kernels, Machine
-from cudnn_fused.kernels.sm100 import Sm100Kernels
-from cudnn_fused.kernels.tiling_sm100 import TileConfig
+from cudnn_fused.kernels.compiling import DeviceSpec
+from cudnn_fused.kernels.conv.select import FixedTiling, Tiling
+from cudnn_fused.kernels.conv.spec import Conv3dSpec
+from cudnn_fused.kernels.conv.tile_sm90 import TILES as SM90_TILES
+from cudnn_fused.kernels.conv.tile_sm90 import Sm90Tiling
+from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling, TileConfig
+from cudnn_fused.kernels.gpu import GpuBackend
+from cudnn_fused.kernels.sm90 import sm90 as sm90_backend
+from cudnn_fused.kernels.sm100 import sm100 as sm100_backend
 from cudnn_fused.testing.agreement import against_reference
 from cudnn_fused.testing.cases import Case, Skip, make_problem
 from cudnn_fused.testing.ptx import Emulation, EmulatorError, emulate
@@ -22,44 +28,70 @@ from tests.gpu.harness import Prepared, prepare
 CPU = torch.device("cpu")
 MULTIPROCESSORS = 2  # one pair of CTAs, which takes all tiles in turn
 EARLY, LATE, NEWEST, RANDOM = SCHEDULES = ("early", "late", "newest", "random")
-
-# Few cases that between them use every part of the convolution and of its epilogue.
-PROBES = {
-    "raw": Case("conv3d_raw", 1, 1, 3, 5, (160, 160)),
-    "padded": Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, (160, 160), skip=Skip.BIASED, history=2),
-    "history": Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, (160, 160), history=1),
-    "zeros": Case("conv3d_raw", 1, 2, 1, 3, (160, 160), leading_zero_frames=1),
-    "corner": Case("conv3d_bias_residual_pad", 1, 1, 3, 5, (160, 160), skip=Skip.PLAIN),
-    "causal": Case("causal_conv3d_with_cache", 1, 1, 3, 5, (12, 160), history=1),
-    "tiles": Case("conv3d_raw", 1, 3, 2, 129, (160, 160)),
-    "split": Case("conv3d_raw", 1, 1, 3, 5, (160, 160)),
-    "split-tiles": Case("conv3d_raw", 1, 1, 3, 5, (320, 320)),
-}
-ON_MANY = ("split", "split-tiles")  # run by the smallest tile on more pairs than there are tiles
+TALL, TALL_128, WIDE = SM90_TILES
 
 
-class OneTile(Sm100Kernels):
-    """The backend with one of the tiles that can serve an operation, the first or, with ``turn``, another one."""
+@dataclass(frozen=True)
+class OneTile(Sm100Tiling):
+    """One of the tiles that can serve a convolution, the first or, with ``turn``, another one."""
 
-    def __init__(self, machine: Machine, *, shared_taps: bool, turn: int = 0) -> None:
-        super().__init__(machine, shared_taps=shared_taps)
-        self.turn = turn
+    turn: int = 0
 
-    def tiles(self, spec: Conv3dSpec, machine: Machine) -> tuple[TileConfig, ...]:
-        legal = super().tiles(spec, machine)
+    def preferred(self, spec: Conv3dSpec, legal: tuple[TileConfig, ...]) -> tuple[TileConfig, ...]:
         return (legal[self.turn % len(legal)],)
 
 
-def sm100(*, shared_taps: bool = True, turn: int = 0, multiprocessors: int = MULTIPROCESSORS) -> OneTile:
-    return OneTile(Machine("sm_100a", multiprocessors), shared_taps=shared_taps, turn=turn)
+def sm100(*, shared_taps: bool = True, turn: int = 0, multiprocessors: int = MULTIPROCESSORS) -> GpuBackend:
+    return sm100_backend(
+        DeviceSpec("sm_100a", multiprocessors), OneTile(Sm100Tiling.loading(shared_taps=shared_taps).tiles, turn)
+    )
 
 
-def kernels_for(probe: str) -> OneTile:
-    return sm100(turn=-1, multiprocessors=8) if probe in ON_MANY else sm100()
+def sm90(multiprocessors: int = MULTIPROCESSORS, tiling: Tiling | None = None) -> GpuBackend:
+    return sm90_backend(DeviceSpec("sm_90a", multiprocessors), tiling or Sm90Tiling())
+
+
+def fixed(base: Tiling, tile: object, split: int, clusters: int = 1) -> FixedTiling:
+    """That tile and split, whatever would be chosen."""
+    return FixedTiling((tile,), base, split, clusters)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A case on kernels that shows a fault."""
+
+    case: Case
+    kernels: GpuBackend
+    schedule: str = EARLY
+
+
+def tall(split: int) -> GpuBackend:
+    """Hopper kernels of the first tile, on one cluster of ``split`` CTAs."""
+    return sm90(split, fixed(Sm90Tiling(), TALL, split))
+
+
+SQUARE = (160, 160)
+SMALLEST = {"turn": -1, "multiprocessors": 8}  # the smallest tile on more pairs of CTAs than there are tiles
+# Few cases that between them use every part of the convolutions and of their epilogue.
+PROBES = {
+    "raw": Probe(Case("conv3d_raw", 1, 1, 3, 5, SQUARE), sm100()),
+    "padded": Probe(Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, SQUARE, skip=Skip.BIASED, history=2), sm100()),
+    "history": Probe(Case("conv3d_rmsnorm_silu_pad", 1, 1, 3, 5, SQUARE, history=1), sm100()),
+    "zeros": Probe(Case("conv3d_raw", 1, 2, 1, 3, SQUARE, leading_zero_frames=1), sm100()),
+    "corner": Probe(Case("conv3d_bias_residual_pad", 1, 1, 3, 5, SQUARE, skip=Skip.PLAIN), sm100()),
+    "causal": Probe(Case("causal_conv3d_with_cache", 1, 1, 3, 5, (12, 160), history=1), sm100()),
+    "tiles": Probe(Case("conv3d_raw", 1, 3, 2, 129, SQUARE), sm100()),
+    "split": Probe(Case("conv3d_raw", 1, 1, 3, 5, SQUARE), sm100(**SMALLEST)),
+    "split-tiles": Probe(Case("conv3d_raw", 1, 1, 3, 5, (320, 320)), sm100(**SMALLEST)),
+    "sm90-raw": Probe(Case("conv3d_raw", 1, 1, 3, 5, SQUARE), tall(1), LATE),
+    "sm90-full": Probe(Case("conv3d_raw", 1, 1, 2, 120, SQUARE), tall(1), LATE),
+    "sm90-tiles": Probe(Case("conv3d_raw", 1, 2, 2, 129, SQUARE), tall(1), LATE),
+    "sm90-split": Probe(Case("conv3d_raw", 1, 2, 3, 29, SQUARE), tall(4), LATE),
+}
 
 
 def run(
-    kernels: Kernels,
+    kernels: GpuBackend,
     case: Case,
     *,
     integers: bool = True,
@@ -71,16 +103,18 @@ def run(
     tensors = [prepared.operands.get(operand.name) for operand in case.operation.operands]
     problem = make_problem(case, prepared.operands)
     zeros = prepared.operands["input"][:, : case.leading_zero_frames]
-    memory = [tensor for tensor in tensors if tensor is not None]
+    with emulate():
+        program = kernels.compile(problem)
+    workspace = torch.full((program.workspace_bytes,), 0xFF, dtype=torch.uint8)  # NaN
+    memory = [tensor for tensor in (*tensors, workspace) if tensor is not None]
     with emulate(memory=memory, schedule=schedule, seed=schedule_seed, tensor_fences=True) as emulation:
-        launch = kernels.compile(problem)
         zeros.fill_(torch.nan)
-        launch(tensors, 0)
+        program(tensors, workspace, 0)
         zeros.zero_()
     return prepared, emulation
 
 
-def check(kernels: Kernels, case: Case, **options: object) -> Emulation:
+def check(kernels: GpuBackend, case: Case, **options: object) -> Emulation:
     """Execute a case on integers; its results must be those of the reference bit for bit, and nothing else written."""
     prepared, emulation = run(kernels, case, **options)  # type: ignore[arg-type]
     prepared.assert_right()
@@ -89,13 +123,13 @@ def check(kernels: Kernels, case: Case, **options: object) -> Emulation:
 
 
 def main(name: str) -> int:
-    case = PROBES[name]
+    probe = PROBES[name]
     try:
-        prepared, _ = run(kernels_for(name), case)
+        prepared, _ = run(probe.kernels, probe.case, schedule=probe.schedule)
     except EmulatorError as error:
         print(f"fault: {error}")
         return 1
-    faults = against_reference(case, prepared.operands, {n: t.clone() for n, t in prepared.initial.items()})
+    faults = against_reference(probe.case, prepared.operands, {n: t.clone() for n, t in prepared.initial.items()})
     faults += [f"{name}: written beside it" for name in prepared.guards.broken()]
     print("\n".join(faults) or "agrees")
     return bool(faults)

@@ -6,21 +6,20 @@ import re
 
 import pytest
 
-from cudnn_fused.kernels import tiling_sm90, tiling_sm100
-from cudnn_fused.kernels.conv3d_sm90 import Conv3dSm90
-from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
-from cudnn_fused.kernels.launching import CONV_OPERANDS, compiled
-from cudnn_fused.kernels.postops import PostOps
-from cudnn_fused.kernels.rows import Layout, RowFinish
+from cudnn_fused.kernels.compiling import compiled
+from cudnn_fused.kernels.conv.sm90 import Conv3dSm90
+from cudnn_fused.kernels.conv.sm100 import Conv3dSm100
+from cudnn_fused.kernels.conv.spec import Conv3dSpec
+from cudnn_fused.kernels.conv.tile_sm90 import Sm90Tiling
+from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling
+from cudnn_fused.kernels.epilogue.declaration import Epilogue
+from cudnn_fused.kernels.epilogue.stores import Padded
+from cudnn_fused.ops.common import NORM_STEPS
 from cudnn_fused.testing.ptx import targeting
 
-EVERYTHING = PostOps(160, bias=True, residual=True, residual_bias=True, norm=True)
 SPECS = {
-    "raw": Conv3dSpec(160, RowFinish(PostOps(160))),
-    "padded-norm": Conv3dSpec(
-        160, RowFinish(EVERYTHING, Layout.PADDED, saves_value=True, history=2, copies_history=True)
-    ),
+    "raw": Conv3dSpec(160, Epilogue(160)),
+    "padded-norm": Conv3dSpec(160, Epilogue(160, NORM_STEPS, Padded(history=2))),
 }
 _MEETING = re.compile(r"\b(bar\.warp\.sync|elect\.sync|shfl\.sync|barrier\.)")
 
@@ -43,12 +42,12 @@ def test_lanes_meet_behind_waits(name: str) -> None:
     """Each lane leaves the loop of a wait when it sees the barrier complete."""
     spec = SPECS[name]
     kernels = (
-        ("sm_90a", Conv3dSm90, tiling_sm90.tiles_for(spec)),
-        ("sm_100a", Conv3dSm100, tiling_sm100.tiles_for(spec, shared_taps=False)),
+        ("sm_90a", Conv3dSm90, Sm90Tiling().candidates(spec)),
+        ("sm_100a", Conv3dSm100, Sm100Tiling().candidates(spec)),
     )
     for arch, build, tiles in kernels:
         with targeting(arch):
             for tile in tiles:
-                launcher = compiled(arch, build, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
+                launcher = compiled(arch, build, spec, tile, "input", "packed_weight")
                 assert ".aligned" in launcher.__ptx__
                 assert after_a_wait(launcher.__ptx__) == []

@@ -7,6 +7,7 @@ disk without what threads of a process share. `python -m tests.kernels.test_disk
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import os
 import subprocess
@@ -24,20 +25,23 @@ from unittest import mock
 import pytest
 
 from cudnn_fused import user_cache
-from cudnn_fused.kernels import disk_cache, launching
-from cudnn_fused.kernels.conv3d_sm90 import Conv3dSm90
-from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
-from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
-from cudnn_fused.kernels.pack_c12 import PackC12
-from cudnn_fused.kernels.postops import PostOps
-from cudnn_fused.kernels.rows import Layout, RowFinish
-from cudnn_fused.kernels.tiling_sm90 import tiles_for as sm90_tiles
-from cudnn_fused.kernels.tiling_sm100 import tiles_for as sm100_tiles
+from cudnn_fused.kernels import compiling, disk_cache
+from cudnn_fused.kernels.conv.sm90 import Conv3dSm90
+from cudnn_fused.kernels.conv.sm100 import Conv3dSm100
+from cudnn_fused.kernels.conv.spec import Conv3dSpec
+from cudnn_fused.kernels.conv.tile_sm90 import Sm90Tiling
+from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling
+from cudnn_fused.kernels.epilogue.declaration import Epilogue
+from cudnn_fused.kernels.epilogue.steps import Bias
+from cudnn_fused.kernels.epilogue.stores import Padded
+from cudnn_fused.kernels.norm import RowsKernel
+from cudnn_fused.kernels.pack import PackC12
 from cudnn_fused.testing.ptx import targeting
+from cudnn_fused.window import Window
 
 ARCH = "sm_90a"
 PARAMETERS = "h: int32, w: int32"  # some of those that a launcher names when it is called without
+PACKING = (2, "input", "previous", "padded_input", "cache_output")
 IDENTITY = ("some", "identity")
 PROCESSES = 3
 PATIENCE = 240  # seconds for processes that import the compiler
@@ -46,7 +50,7 @@ ROOT = Path(__file__).parents[2]
 
 def pack() -> Any:
     """The launcher of a small kernel, past the cache of the process."""
-    return launching._compile.__wrapped__(ARCH, PackC12, (2,), addresses=4, numbers=1, strides=5)
+    return compiling._compile.__wrapped__(ARCH, PackC12, PACKING)
 
 
 def assert_is_launcher(launcher: Any) -> None:
@@ -94,13 +98,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def recording_compilations() -> Iterator[list[str]]:
     """The options of every real compilation inside the context."""
     done: list[str] = []
-    compile_it = launching.cute.compile
+    compile_it = compiling.cute.compile
 
     def recorded(*arguments: Any, options: str) -> Any:
         done.append(options)
         return compile_it(*arguments, options=options)
 
-    with mock.patch.object(launching.cute, "compile", recorded):
+    with mock.patch.object(compiling.cute, "compile", recorded):
         yield done
 
 
@@ -379,26 +383,29 @@ def test_entries_that_do_not_load_are_replaced(code: bytes, cache: Path) -> None
 # --- names ---------------------------------------------------------------------------------------------------------
 
 
+class Kind(enum.Enum):
+    ONE = 1
+
+
 def test_whatever_differs_has_another_name() -> None:
-    def identities(post: PostOps, *, history: int = 0, **options: Any) -> list[tuple[Any, ...]]:
-        spec = Conv3dSpec(160, RowFinish(post, Layout.PADDED, history=history), **options)
-        return [(Conv3dSm90, (spec, tile)) for tile in sm90_tiles(spec)] + [
-            (Conv3dSm100, (spec, tile))
-            for shared_taps in (True, False)
-            for tile in sm100_tiles(spec, shared_taps=shared_taps)
+    def identities(epilogue: Epilogue, **options: Any) -> list[tuple[Any, ...]]:
+        spec = Conv3dSpec(160, epilogue, **options)
+        sharing = [(shared_taps, Sm100Tiling.loading(shared_taps=shared_taps)) for shared_taps in (True, False)]
+        return [(Conv3dSm90, (spec, tile)) for tile in Sm90Tiling().candidates(spec)] + [
+            (Conv3dSm100, (spec, tile)) for _, tiling in sharing for tile in tiling.candidates(spec)
         ]
 
     all_of_them = [
-        *identities(PostOps(160)),
-        *identities(PostOps(160, bias=True)),
-        *identities(PostOps(160), history=1),
-        *identities(PostOps(160), leading_zero_frames=1),
-        *identities(PostOps(320)),
-        *[(PackC12, (history,), *rest) for history in (0, 1, 2) for rest in ((4, 1, 5), (4, 2, 5), (5, 1, 4))],
-        *[
-            (PackC12, spelling)
-            for spelling in ("", "1", 1, 1.0, True, None, Layout.PADDED, (1, 2), ("1,2",), ((1,), 2))
-        ],
+        *identities(Epilogue(160, (), Padded())),
+        *identities(Epilogue(160, (Bias(),), Padded())),
+        *identities(Epilogue(160, (Bias("input_bias"),), Padded())),
+        *identities(Epilogue(160, (), Padded(history=1))),
+        *identities(Epilogue(160, (), Padded()), leading_zero_frames=1),
+        *identities(Epilogue(160, (), Padded()), leading_zero_frames=1, absent_frames=1),
+        *identities(Epilogue(160, (), Padded()), window=Window(1, 3, 3)),
+        *identities(Epilogue(320, (), Padded())),
+        *[(PackC12, (history, *PACKING[1:])) for history in (0, 1, 2)],
+        *[(PackC12, spelling) for spelling in ("", "1", 1, 1.0, True, None, Kind.ONE, (1, 2), ("1,2",), ((1,), 2))],
     ]
     names = {disk_cache._digest(identity) for identity in all_of_them}
     assert len(names) == len(set(map(repr, all_of_them))) > 30
@@ -410,10 +417,10 @@ def test_kernels_and_types_are_told_apart_by_name() -> None:
         stages: int
 
     other = dataclass(frozen=True)(type("OtherConfig", (Config,), {}))
-    identities = [(PackC12, Config(2)), (PackC12, other(2)), (NormSiluPad, Config(2))]
+    identities = [(PackC12, Config(2)), (PackC12, other(2)), (RowsKernel, Config(2))]
     assert len({disk_cache._digest(identity) for identity in identities}) == len(identities)
     compiler = Compiler()
-    for build in (PackC12, NormSiluPad):
+    for build in (PackC12, RowsKernel):
         assert disk_cache.get_or_compile(build, IDENTITY, compiler) is compiler
 
 

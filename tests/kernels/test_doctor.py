@@ -30,24 +30,22 @@ from cudnn_fused.doctor import (
     examine_apart,
     right_way,
 )
-from cudnn_fused.kernels import sm100 as backend
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
-from cudnn_fused.kernels.launching import Machine
-from cudnn_fused.kernels.padded_grid import PaddedGrid
-from cudnn_fused.kernels.postops import PostOps
-from cudnn_fused.kernels.rows import RowFinish
-from cudnn_fused.kernels.sm100 import OneConfiguration, Sm100Kernels, configurations
-from cudnn_fused.kernels.tiling_sm100 import PAIR, TILES, TileConfig, tiles_for
+from cudnn_fused.kernels.compiling import DeviceSpec
+from cudnn_fused.kernels.conv.select import FixedTiling
+from cudnn_fused.kernels.conv.tile_sm90 import TILES as SM90_TILES
+from cudnn_fused.kernels.conv.tile_sm100 import PAIR, TILES, Sm100Tiling
+from cudnn_fused.kernels.lowering import ConvCall
+from cudnn_fused.kernels.sm100 import sm100 as backend
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.targets import SM90, SM100
-from cudnn_fused.testing.cases import Case
+from cudnn_fused.testing.cases import Case, make_inputs, make_outputs, make_problem
 from cudnn_fused.testing.ptx import emulate
 from tests.kernels.emulated import sm100
 
 CPU = torch.device("cpu")
 MODEL = "Some GPU"
 TINY = Case("conv3d_raw", 1, 1, 1, 1, (160, 160))
-RAW = Conv3dSpec(160, RowFinish(PostOps(160)))
+EIGHT = DeviceSpec("sm_100a", 8)
 PATIENCE = 30.0
 LITTLE_PATIENCE = 1.0
 
@@ -68,16 +66,21 @@ class Stubborn:
     def __init__(self, what: Callable[..., None]) -> None:
         self.what = what
 
-    def supports(self, operation: object) -> bool:
-        return True
+    workspace_bytes = 0
 
-    def compile(self, problem: object) -> Callable[..., None]:
-        return self.what
+    def can_implement(self, problem: object) -> str | None:
+        return None
+
+    def compile(self, problem: object) -> Stubborn:
+        return self
+
+    def __call__(self, *arguments: object) -> None:
+        self.what(*arguments)
 
 
 class Unable(Stubborn):
-    def compile(self, problem: object) -> Callable[..., None]:
-        raise NotImplementedError("not with this tile")
+    def can_implement(self, problem: object) -> str | None:
+        return "not with this tile"
 
 
 def fail(*_: object) -> None:
@@ -112,7 +115,7 @@ def test_errors_are_faults() -> None:
 def test_a_configuration_that_cannot_serve_is_passed_over_and_production_is_not() -> None:
     unable = Unable(fail)
     assert examine(TINY, ONLY, "512x160", unable, CPU, plainly) is None
-    assert examine(TINY, ONLY, AS_CHOSEN, unable, CPU, plainly).faults == ("NotImplementedError: not with this tile",)
+    assert examine(TINY, ONLY, AS_CHOSEN, unable, CPU, plainly).faults == ("not with this tile",)
 
 
 def test_the_reference_agrees_with_itself() -> None:
@@ -130,40 +133,44 @@ def test_nothing_follows_a_lost_context(monkeypatch: pytest.MonkeyPatch) -> None
 # --- what production may choose ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared_taps", [True, False])
-def test_every_tile_and_split_is_a_configuration(shared_taps: bool) -> None:
-    found = [(one.tile, one.split) for _, one in configurations(shared_taps=shared_taps)]
-    assert len(found) == len({name for name, _ in configurations(shared_taps=shared_taps)})
+def configurations(way: str) -> list[tuple[str, FixedTiling]]:
+    return [(name, kernels.tiling_of(EIGHT)) for name, kernels in doctor.configurations_of(way, SM100)[1:]]
+
+
+@pytest.mark.parametrize("way", [SHARED, ALIGNED])
+def test_every_tile_and_split_is_a_configuration(way: str) -> None:
+    names, found = zip(*configurations(way), strict=True)
+    assert len(set(names)) == len(names)
     expected = [(tile.tile_m, tile.tile_n, split) for tile in TILES for split in tile.splits]
-    assert [(tile.tile_m, tile.tile_n, split) for tile, split in found] == expected
-    assert {split for _, split in found} == {1, 2, 4}
-    assert {tile.shared_taps for tile, _ in found} == {shared_taps}
+    assert [(one.tiles[0].tile_m, one.tiles[0].tile_n, one.split) for one in found] == expected
+    assert {one.split for one in found} == {1, 2, 4}
+    assert {one.tiles[0].shared_taps for one in found} == {way == SHARED}
 
 
-def test_the_cases_serve_every_configuration_with_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hopper_has_every_tile_and_split_too() -> None:
+    names = [name for name, _ in doctor.configurations_of(ONLY, SM90)]
+    assert len(names) == 1 + sum(len(tile.splits) for tile in SM90_TILES)
+
+
+def test_the_cases_serve_every_configuration_with_tiles_in_turn() -> None:
     """At least two tiles of every configuration on one cluster: each accumulator is used again."""
-    launched: dict[str, list[int]] = {}
-
-    def select(self: OneConfiguration, spec: Conv3dSpec, tiles: object, grid: PaddedGrid, machine: Machine) -> object:
-        order = backend.TileOrder(spec, self.tile.tile_m, self.tile.tile_n)
-        launched.setdefault(f"{self.tile.tile_m}x{self.tile.tile_n} in {self.split}", []).append(order.count(grid))
-        return self.tile, self.split, 1
-
-    monkeypatch.setattr(backend, "compiled", lambda *_, **__: lambda *_: None)
-    monkeypatch.setattr(OneConfiguration, "select", select)
-    machine = Machine("sm_100a", 8)
-    for _, kernels in configurations(shared_taps=False, machine=machine):
-        for case in CASES[:-1]:
-            examine(case, ALIGNED, "any", kernels, CPU, plainly)
-    assert len(launched) == len(list(configurations(shared_taps=False)))
-    assert min(min(tiles) for tiles in launched.values()) >= 2
-    assert min(max(tiles) for tiles in launched.values()) >= 3
+    for name, tiling in configurations(ALIGNED):
+        (tile,) = tiling.tiles
+        tiles = []
+        for case in CASES:
+            problem = make_problem(case, {**make_inputs(case, "cpu", integers=True), **make_outputs(case, "cpu")})
+            for call in case.operation.computation.lower(problem, tiling.can_implement).calls:
+                if isinstance(call, ConvCall) and tiling.can_implement(call.spec) is None:
+                    assert tiling.choose(call.spec, call.grid, EIGHT.clusters).clusters == 1
+                    tiles.append(call.spec.tiles(tile.tile_m, tile.tile_n, call.grid))
+        assert min(tiles) >= 2, name
+        assert max(tiles) >= 3, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kernels"), list(configurations(shared_taps=False, machine=Machine("sm_100a", 8))))
-def test_configurations_are_right(name: str, kernels: OneConfiguration) -> None:
-    case = Case("conv3d_raw", 3, 1, 1, 1, (160, kernels.tile.tile_n))
+@pytest.mark.parametrize(("name", "tiling"), configurations(ALIGNED))
+def test_configurations_are_right(name: str, tiling: FixedTiling) -> None:
+    case = Case("conv3d_raw", 3, 1, 1, 1, (160, tiling.tiles[0].tile_n))
     emulations = []
 
     @contextlib.contextmanager
@@ -172,15 +179,16 @@ def test_configurations_are_right(name: str, kernels: OneConfiguration) -> None:
             emulations.append(emulation)
             yield
 
-    line = examine(case, ALIGNED, name, kernels, CPU, emulating)
+    line = examine(case, ALIGNED, name, backend(EIGHT, tiling), CPU, emulating)
+    assert line is not None
     assert not line.faults
-    assert [launch.grid for launch in emulations[0].launches] == [(PAIR * kernels.split, 1, 1)]
+    assert [launch.grid for launch in emulations[0].launches] == [(PAIR * tiling.split, 1, 1)]
 
 
 def test_a_configuration_says_what_it_cannot_serve() -> None:
-    narrow, machine = OneConfiguration(TILES[0], 1), Machine("sm_100a", 8)
-    with pytest.raises(NotImplementedError, match="cannot serve"):
-        narrow.convolution(RAW, PaddedGrid(1, 3, 3, 3), machine)
+    tiling = FixedTiling((TILES[0],), Sm100Tiling(), 1)
+    problem = make_problem(TINY, {**make_inputs(TINY, "cpu", integers=True), **make_outputs(TINY, "cpu")})
+    assert "160 output channels are no multiple of 320" in (backend(EIGHT, tiling).can_implement(problem) or "")
 
 
 # --- processes -----------------------------------------------------------------------------------------------------
@@ -199,11 +207,11 @@ def work(*_): pass
 
 class Broken(Stubborn):
     def compile(self, problem):
-        return {what} if {what} is not work else REFERENCE.compile(problem)
+        return self if {what} is not work else REFERENCE.compile(problem)
 
 doctor.still_usable = lambda device: {what} is not lose
 with torch.no_grad():
-    configurations = [("first", REFERENCE), ("second", Broken(None)), ("third", REFERENCE)]
+    configurations = [("first", REFERENCE), ("second", Broken({what})), ("third", REFERENCE)]
     doctor.send(doctor.examine_all(sys.argv[1], configurations, CPU, plainly, [TINY]))
 """
 
@@ -389,8 +397,7 @@ def test_compilation_follows_the_finding(
 ) -> None:
     if found is not None:
         hardware_quirks.remember(MODEL, shared_taps=found)
-    built: list[TileConfig] = []
-    monkeypatch.setattr(backend, "compiled", lambda arch, build, spec, tile, **_: built.append(tile))
-    machine = Machine("sm_100a", PAIR, MODEL)
-    Sm100Kernels(machine, shared_taps=asked).convolution(RAW, PaddedGrid(1, 3, 3, 3), machine)
-    assert built == list(tiles_for(RAW, shared_taps=expected))
+    tiling = Sm100Tiling.loading(shared_taps=asked) if asked is not None else None
+    device = DeviceSpec("sm_100a", PAIR, MODEL)
+    chosen = backend(device, tiling).tiling_of(device)
+    assert {tile.shared_taps for tile in chosen.tiles} == {expected}

@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from cudnn_fused.kernels import launching, occupancy
 from cudnn_fused.kernels.launching import Machine
+
+from cudnn_fused.kernels import launching, occupancy
 from cudnn_fused.kernels.occupancy import expected_clusters, resident_clusters
 from cudnn_fused.targets import target_of
 

@@ -11,8 +11,8 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream
 from cutlass.experimental import primitives as prims
 
-from cudnn_fused.kernels import postops
 from cudnn_fused.kernels.device import GLOBAL
+from cudnn_fused.kernels.epilogue import arithmetic
 from cudnn_fused.testing.ptx import emulate
 
 THREADS = 128
@@ -23,7 +23,7 @@ NUMBERS = 1 << 16
 def silu_kernel(output: Int64):
     index = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
     pair = (2 * index) | ((2 * index + 1) << 16)
-    (result,) = postops.map_wide(postops.silu, [pair])
+    (result,) = arithmetic.map_wide(arithmetic.silu, [pair])
     prims.store_ext(result, cutlass.inttoptr(output + Int64(index) * 4, GLOBAL, Int32))
 
 

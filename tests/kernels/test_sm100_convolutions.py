@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_fused.kernels import sm100 as backend
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
-from cudnn_fused.kernels.postops import PostOps
-from cudnn_fused.kernels.rows import RowFinish
-from cudnn_fused.kernels.tiling_sm100 import tiles_for
+from cudnn_fused.kernels.compiling import DeviceSpec
+from cudnn_fused.kernels.conv.spec import Conv3dSpec
+from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling
+from cudnn_fused.kernels.epilogue.declaration import Epilogue
+from cudnn_fused.kernels.sm100 import sm100 as backend
 from cudnn_fused.testing.cases import Case, Skip
 from tests.cases import assert_same_bits
-from tests.kernels.emulated import LATE, NEWEST, SCHEDULES, check, run, sm100
+from tests.kernels.emulated import LATE, NEWEST, SCHEDULES, check, fixed, run, sm100
 from tests.kernels.sm100_cases import Entry, few
 
 SMALLEST = 1  # of the tiles for 160 output channels: one block
@@ -52,11 +52,12 @@ def test_the_reduction_is_split(name: str, multiprocessors: int, pairs: int, sch
 
 
 @pytest.mark.parametrize("schedule", [LATE, NEWEST])
-def test_tiles_follow_each_other_on_a_split_pair(monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:
+def test_tiles_follow_each_other_on_a_split_pair(schedule: str) -> None:
     """The next tile's sums arrive where the last one's rows leave from, and neighbouring warps are not in step."""
-    monkeypatch.setattr(backend, "choose", lambda spec, tiles, *_: (tiles[0], 2))
+    tiling = Sm100Tiling.loading(shared_taps=True)
     case = Case("conv3d_raw", 1, 1, 3, 43, (160, 320))
-    emulation = check(sm100(turn=-1, multiprocessors=4), case, schedule=schedule)
+    kernels = backend(DeviceSpec("sm_100a", 4), fixed(tiling, tiling.tiles[-1], 2))
+    emulation = check(kernels, case, schedule=schedule)
     assert (emulation.launches[0].grid, emulation.launches[0].cluster) == ((4, 1, 1), (4, 1, 1))
 
 
@@ -94,8 +95,8 @@ def test_random_numbers(case: Case) -> None:
 @pytest.mark.parametrize("shared_taps", [True, False], ids=["shared", "aligned"])
 def test_shared_memory_is_accounted_for(shared_taps: bool) -> None:
     """To the byte: what a tile says that it needs decides whether it may be used."""
-    spec = Conv3dSpec(160, RowFinish(PostOps(160)))
-    for turn, tile in enumerate(tiles_for(spec, shared_taps=shared_taps)):
+    spec = Conv3dSpec(160, Epilogue(160))
+    for turn, tile in enumerate(Sm100Tiling.loading(shared_taps=shared_taps).legal(spec)):
         emulation = check(sm100(turn=turn, shared_taps=shared_taps), Case("conv3d_raw", 1, 1, 1, 1, (160, 160)))
         assert emulation.launches[0].shared_bytes == tile.shared_bytes(spec)
 

@@ -7,24 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
-from cudnn_fused.kernels.launching import CONV_OPERANDS, NORM_OPERANDS, PACK_OPERANDS, compiled
-from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
-from cudnn_fused.kernels.occupancy import expected_clusters
-from cudnn_fused.kernels.pack_c12 import PackC12
-from cudnn_fused.kernels.padded_grid import PaddedGrid
-from cudnn_fused.kernels.postops import PostOps
-from cudnn_fused.kernels.rows import Layout, RowFinish
-from cudnn_fused.kernels.tiling_sm100 import (
+from cudnn_fused.kernels.compiling import compiled
+from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
+from cudnn_fused.kernels.conv.sm100 import Conv3dSm100
+from cudnn_fused.kernels.conv.spec import Conv3dSpec
+from cudnn_fused.kernels.conv.tile_sm100 import (
     EPILOGUE_WARPS,
     TILES,
     TMEM_COLUMNS,
+    Sm100Tiling,
     TileConfig,
-    choose,
     tap_row_bytes,
-    tiles_for,
 )
+from cudnn_fused.kernels.epilogue.declaration import Epilogue
+from cudnn_fused.kernels.epilogue.steps import Bias, Residual
+from cudnn_fused.kernels.epilogue.stores import BottomRight, Padded
+from cudnn_fused.kernels.norm import RowsKernel
+from cudnn_fused.kernels.occupancy import expected_clusters
+from cudnn_fused.kernels.pack import PackC12
+from cudnn_fused.ops.common import NORM_STEPS
 from cudnn_fused.testing.cubin import resources
 from cudnn_fused.testing.ptx import targeting
 
@@ -35,22 +36,24 @@ SHARED_LIMIT = 227 * 1024
 MOST_REGISTERS = 255
 
 
-def padded_norm(channels: int) -> RowFinish:
+def padded_norm(channels: int) -> Epilogue:
     """An epilogue with everything that there is."""
-    everything = PostOps(channels, bias=True, residual=True, residual_bias=True, norm=True)
-    return RowFinish(everything, Layout.PADDED, saves_value=True, history=2, copies_history=True)
+    return Epilogue(channels, NORM_STEPS, Padded(history=2))
 
 
 SPECS = {
-    "raw-160": Conv3dSpec(160, RowFinish(PostOps(160))),
-    "raw-320": Conv3dSpec(320, RowFinish(PostOps(320)), leading_zero_frames=1),
+    "raw-160": Conv3dSpec(160, Epilogue(160)),
+    "raw-320": Conv3dSpec(320, Epilogue(320), leading_zero_frames=1),
     "padded-norm-160": Conv3dSpec(160, padded_norm(160)),
     "padded-norm-320": Conv3dSpec(320, padded_norm(320)),
-    "corner-640": Conv3dSpec(
-        640, RowFinish(PostOps(640, bias=True, residual=True, residual_bias=True), Layout.BOTTOM_RIGHT)
-    ),
-    "causal": Conv3dSpec(16, RowFinish(PostOps(160)), leading_zero_frames=1, joins_w_taps=True),
+    "corner-640": Conv3dSpec(640, Epilogue(640, (Bias(), Residual()), BottomRight())),
+    "causal": Conv3dSpec(16, Epilogue(160), leading_zero_frames=1, joins_w_taps=True),
 }
+OPERANDS = ("input", "packed_weight")
+
+
+def tiles_for(spec: Conv3dSpec, *, shared_taps: bool) -> tuple[TileConfig, ...]:
+    return Sm100Tiling.loading(shared_taps=shared_taps).legal(spec)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -62,7 +65,7 @@ def test_convolutions_keep_to_registers(arch: str, name: str, shared_taps: bool)
         tiles = tiles_for(spec, shared_taps=shared_taps)
         # ptxas has given both archs the same registers so far: one tile each will do for the second.
         for tile in tiles if arch == ARCHS[0] else tiles[:1]:
-            launcher = compiled(arch, Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
+            launcher = compiled(arch, Conv3dSm100, spec, tile, *OPERANDS)
             check_resources(launcher.__cubin__, arch, launcher.__ptx__)
 
 
@@ -70,9 +73,9 @@ def test_convolutions_keep_to_registers(arch: str, name: str, shared_taps: bool)
 def test_other_kernels_keep_to_registers(arch: str) -> None:
     with targeting(arch):
         for channels in (160, 320, 640) if arch == ARCHS[0] else (640,):
-            norm = compiled(arch, NormSiluPad, padded_norm(channels), addresses=len(NORM_OPERANDS), numbers=1)
+            norm = compiled(arch, RowsKernel, padded_norm(channels), "input")
             check_resources(norm.__cubin__, arch, norm.__ptx__)
-        pack = compiled(arch, PackC12, 2, addresses=len(PACK_OPERANDS), numbers=1, strides=5)
+        pack = compiled(arch, PackC12, 2, "input", "previous", "padded_input", "cache_output")
         check_resources(pack.__cubin__, arch, pack.__ptx__)
 
 
@@ -113,6 +116,7 @@ def test_a_warp_has_room_for_its_slots_and_for_what_others_send(max_split: int) 
 
 
 WIDE = TILES[0]
+SHARING = Sm100Tiling.loading(shared_taps=True)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +134,9 @@ WIDE = TILES[0]
     ],
 )
 def test_impossible_tiles_are_refused(name: str, tile: TileConfig, reason: str) -> None:
-    assert reason in (tile.problem(SPECS[name]) or "")
+    assert reason in (tile.can_implement(SPECS[name]) or "")
     with pytest.raises(ValueError, match=reason):
-        Conv3dSm100(SPECS[name], tile)
+        Conv3dSm100(SPECS[name], tile, *OPERANDS)
 
 
 def test_tiles_suit_the_problem() -> None:
@@ -142,27 +146,25 @@ def test_tiles_suit_the_problem() -> None:
     )
     for name in ("raw-160", "raw-320"):
         spec = SPECS[name]
-        tiles = tiles_for(spec, shared_taps=True)
-        tile, split = choose(spec, tiles, many, B200)
+        tile, split, _ = SHARING.choose(spec, many, B200)
         assert (tile.blocks, split) == (2, 1)
-        assert choose(spec, tiles, few, B200)[0].blocks == 1
+        assert SHARING.choose(spec, few, B200).tile.blocks == 1
     corner = SPECS["corner-640"]
-    tile, split = choose(corner, tiles_for(corner, shared_taps=True), deepest, B200)
+    tile, split, _ = SHARING.choose(corner, deepest, B200)
     assert (tile.blocks, split) == (1, 2)
 
 
 @pytest.mark.parametrize(("clusters", "largest"), [({2: 74, 4: 36, 8: 16}, 4), ({2: 74, 4: 36}, 2), ({2: 74}, 1)])
 def test_a_split_takes_only_clusters_that_run(clusters: dict[int, int], largest: int) -> None:
     spec = replace(SPECS["corner-640"], ci=640)
-    tiles = [tile for tile in tiles_for(spec, shared_taps=False) if tile.max_split > 1]
-    assert choose(spec, tiles, PaddedGrid.around(1, 1, 3, 5), clusters)[1] == largest
+    tiling = Sm100Tiling(tuple(tile for tile in tiles_for(spec, shared_taps=False) if tile.max_split > 1))
+    assert tiling.choose(spec, PaddedGrid.around(1, 1, 3, 5), clusters).split == largest
 
 
 def test_every_share_of_a_split_has_work() -> None:
     """Two known zero frames leave three tap rows, one for each share of at most three."""
     spec = replace(SPECS["raw-160"], leading_zero_frames=2)
-    _, split = choose(spec, tiles_for(spec, shared_taps=True), PaddedGrid.around(1, 1, 1, 1), B200)
-    assert split == 2
+    assert SHARING.choose(spec, PaddedGrid.around(1, 1, 1, 1), B200).split == 2
 
 
 def test_two_blocks_load_less() -> None:
@@ -188,7 +190,7 @@ def test_fences_of_the_whole_gpu_are_rare(name: str) -> None:
     spec = SPECS[name]
     with targeting("sm_100a"):
         for tile in tiles_for(spec, shared_taps=False):
-            launcher = compiled("sm_100a", Conv3dSm100, spec, tile, addresses=len(CONV_OPERANDS), numbers=2)
+            launcher = compiled("sm_100a", Conv3dSm100, spec, tile, *OPERANDS)
             fences = [found[0] for found in GPU_FENCE.findall(launcher.__ptx__)]
             exchange = ["mbarrier.arrive.release.cluster"] * (2 if tile.max_split > 1 else 0)
             assert sorted(fences) == ["barrier.cluster.arrive", *exchange]

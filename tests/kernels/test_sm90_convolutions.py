@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_fused.kernels import sm90
-from cudnn_fused.kernels.launching import Machine
-from cudnn_fused.kernels.sm90 import Sm90Kernels
-from cudnn_fused.kernels.tiling_sm90 import TILES, TileConfig
+from cudnn_fused.kernels.conv.tile_sm90 import Sm90Tiling, TileConfig
 from cudnn_fused.testing.cases import Case, Skip
-from tests.kernels.emulated import EARLY, LATE, NEWEST, RANDOM, check, run
+from tests.kernels.emulated import EARLY, LATE, NEWEST, RANDOM, TALL, TALL_128, WIDE, check, fixed, run, sm90, tall
 
 ALL = {"channels": (160, 160), "skip": Skip.BIASED}
-TALL, TALL_128, WIDE = TILES
-
-
-def kernels(multiprocessors: int = 2) -> Sm90Kernels:
-    return Sm90Kernels(Machine("sm_90a", multiprocessors))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +27,7 @@ def kernels(multiprocessors: int = 2) -> Sm90Kernels:
     ids=lambda value: value.variant if isinstance(value, Case) else value,
 )
 def test_equals_the_reference(case: Case, schedule: str) -> None:
-    check(kernels(), case, schedule=schedule)
+    check(sm90(), case, schedule=schedule)
 
 
 @pytest.mark.slow
@@ -43,7 +35,7 @@ def test_equals_the_reference(case: Case, schedule: str) -> None:
 def test_rings_wrap(schedule: str) -> None:
     """Six tiles on two CTAs: all rings and the staging tile come round, whatever finishes first."""
     case = Case("conv3d_rmsnorm_silu_pad", 1, 3, 2, 129, (160, 160), skip=Skip.PLAIN, history=1)
-    emulation = check(kernels(), case, schedule=schedule)
+    emulation = check(sm90(), case, schedule=schedule)
     assert emulation.launches[0].grid == (2, 1, 1)
 
 
@@ -59,22 +51,17 @@ def test_rings_wrap(schedule: str) -> None:
     ids=lambda value: getattr(value, "variant", str(value)),
 )
 @pytest.mark.parametrize("schedule", [EARLY, RANDOM])
-def test_split_reductions(
-    monkeypatch: pytest.MonkeyPatch, tile: TileConfig, split: int, case: Case, schedule: str
-) -> None:
+def test_split_reductions(tile: TileConfig, split: int, case: Case, schedule: str) -> None:
     """Partial sums meet in shared memory, in tiles one after the other."""
-    monkeypatch.setattr(sm90, "choose", lambda *_: (tile, split))
-    emulation = check(kernels(multiprocessors=split), case, schedule=schedule)
+    emulation = check(sm90(split, fixed(Sm90Tiling(), tile, split)), case, schedule=schedule)
     assert emulation.launches[0].cluster == (split, 1, 1)
 
 
 @pytest.mark.slow
-def test_a_split_adds_in_a_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sm90, "choose", lambda *_: (TALL, 4))
+def test_a_split_adds_in_a_fixed_order() -> None:
     case = Case("conv3d_raw", 1, 1, 3, 5, (160, 160))
     results = [
-        run(kernels(multiprocessors=4), case, integers=False, schedule=schedule)[0].operands["output"]
-        for schedule in (EARLY, LATE)
+        run(tall(4), case, integers=False, schedule=schedule)[0].operands["output"] for schedule in (EARLY, LATE)
     ]
     assert results[0].equal(results[1])
 
@@ -82,20 +69,20 @@ def test_a_split_adds_in_a_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_product_is_wasted_on_missing_channels() -> None:
     """C160 is ten K16 steps of every tap, not the twelve of its padded weight; C12 is three of every tap row."""
     tile_macs = 256 * 160 * 16
-    raw = check(kernels(), Case("conv3d_raw", 1, 1, 1, 1, (160, 160)))
+    raw = check(sm90(), Case("conv3d_raw", 1, 1, 1, 1, (160, 160)))
     assert raw.launches[0].report.counts.macs_issued == 27 * 10 * tile_macs
-    causal = check(kernels(), Case("causal_conv3d_with_cache", 1, 1, 1, 1, (12, 160), history=2))
+    causal = check(sm90(), Case("causal_conv3d_with_cache", 1, 1, 1, 1, (12, 160), history=2))
     assert causal.launches[1].report.counts.macs_issued == 9 * 3 * tile_macs
 
 
 @pytest.mark.parametrize("zeros", [1, 2])
 def test_taps_on_zero_frames_are_skipped(zeros: int) -> None:
     case = Case("conv3d_raw", 1, 1, 1, 1, (160, 160), leading_zero_frames=zeros)
-    counts = check(kernels(), case).launches[0].report.counts
+    counts = check(sm90(), case).launches[0].report.counts
     assert counts.macs_issued == (3 - zeros) * 9 * 10 * 256 * 160 * 16
 
 
 def test_a_new_shape_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(kernels(), Case("conv3d_raw", 1, 1, 1, 1, (160, 160)))
+    check(sm90(), Case("conv3d_raw", 1, 1, 1, 1, (160, 160)))
     monkeypatch.setattr("cutlass.cute.compile", None)
-    check(kernels(), Case("conv3d_raw", 2, 1, 2, 3, (160, 160)))
+    check(sm90(), Case("conv3d_raw", 2, 1, 2, 3, (160, 160)))

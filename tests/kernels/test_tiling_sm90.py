@@ -6,38 +6,32 @@ from dataclasses import replace
 
 import pytest
 
-from cudnn_fused.kernels.conv3d_sm90 import Conv3dSm90
-from cudnn_fused.kernels.conv3d_spec import SWIZZLE_ROWS, Conv3dSpec
+from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
+from cudnn_fused.kernels.conv.sm90 import Conv3dSm90
+from cudnn_fused.kernels.conv.spec import SWIZZLE_ROWS, Conv3dSpec
+from cudnn_fused.kernels.conv.tile_sm90 import MAX_BOX_ROWS, TILES, Sm90Tiling, TileConfig
+from cudnn_fused.kernels.epilogue.declaration import Epilogue
+from cudnn_fused.kernels.epilogue.stores import Padded
 from cudnn_fused.kernels.occupancy import expected_clusters
-from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid
-from cudnn_fused.kernels.postops import PostOps
-from cudnn_fused.kernels.rows import Layout, RowFinish
-from cudnn_fused.kernels.tiling_sm90 import (
-    MAX_BOX_ROWS,
-    TILES,
-    TileConfig,
-    choose,
-    cost,
-    tiles_for,
-)
-from cudnn_fused.ops.common import CONV_PAIRS, NORM_PAIRS
+from cudnn_fused.ops.common import CONV_PAIRS, NORM_PAIRS, NORM_STEPS
 
+TILING = Sm90Tiling()
 H200 = expected_clusters(132)
 BANKS, BANK_BYTES, CHUNK_BYTES = 32, 4, 16
 
 
 def spec_of(ci: int, co: int, *, norm: bool = False) -> Conv3dSpec:
-    return Conv3dSpec(ci, RowFinish(PostOps(co, bias=norm, norm=norm)))
+    return Conv3dSpec(ci, Epilogue(co, NORM_STEPS if norm else ()))
 
 
 @pytest.mark.parametrize(("ci", "co"), CONV_PAIRS)
 def test_every_channel_pair_has_a_tile(ci: int, co: int) -> None:
-    assert tiles_for(spec_of(ci, co))
+    assert TILING.candidates(spec_of(ci, co))
 
 
 @pytest.mark.parametrize(("ci", "co"), NORM_PAIRS)
 def test_a_norm_has_one_tile_as_wide_as_the_output(ci: int, co: int) -> None:
-    (tile,) = tiles_for(spec_of(ci, co, norm=True))
+    (tile,) = TILING.candidates(spec_of(ci, co, norm=True))
     assert tile.tile_n == co
 
 
@@ -55,26 +49,27 @@ def test_a_norm_has_one_tile_as_wide_as_the_output(ci: int, co: int) -> None:
 )
 def test_illegal_tiles_say_why(change: dict[str, int], co: int, reason: str) -> None:
     tile = replace(TILES[0], **change)
-    assert reason in (tile.problem(spec_of(160, co)) or "")
+    assert reason in (tile.can_implement(spec_of(160, co)) or "")
     with pytest.raises(ValueError, match=reason):
-        Conv3dSm90(spec_of(160, co), tile)
+        Conv3dSm90(spec_of(160, co), tile, "input", "packed_weight")
 
 
 def test_a_norm_across_tiles_is_illegal() -> None:
-    assert "whole channel row" in (TILES[0].problem(spec_of(160, 320, norm=True)) or "")
+    assert "whole channel row" in (TILES[0].can_implement(spec_of(160, 320, norm=True)) or "")
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_boxes_of_activations_are_whole_swizzle_patterns(tile: TileConfig) -> None:
-    rows = tile.a_rows // tile.a_boxes
-    assert rows * tile.a_boxes == tile.a_rows >= tile.tile_m + HALO
+    spec = spec_of(160, 640)
+    rows = tile.a_rows(spec) // tile.a_boxes(spec)
+    assert rows * tile.a_boxes(spec) == tile.a_rows(spec) >= tile.tile_m + spec.window.halo[2]
     assert rows % SWIZZLE_ROWS == 0
     assert rows <= MAX_BOX_ROWS
 
 
 @pytest.mark.parametrize(("tile", "co"), [(TILES[0], 160), (TILES[1], 640), (TILES[2], 320)], ids=str)
 def test_staging_is_dense_and_free_of_bank_conflicts(tile: TileConfig, co: int) -> None:
-    kernel = Conv3dSm90(spec_of(160, co), tile)
+    kernel = Conv3dSm90(spec_of(160, co), tile, "input", "packed_weight")
 
     def banks(places: list[tuple[int, int]]) -> list[int]:
         """First bank of each 16-byte access."""
@@ -94,7 +89,7 @@ def test_staging_is_dense_and_free_of_bank_conflicts(tile: TileConfig, co: int) 
 
 def test_shares_of_a_split_are_all_rows_once() -> None:
     for tile in TILES:
-        kernel = Conv3dSm90(spec_of(160, 640 if tile.n_block == 128 else tile.tile_n), tile)
+        kernel = Conv3dSm90(spec_of(160, 640 if tile.n_block == 128 else tile.tile_n), tile, "input", "packed_weight")
         for levels in range(tile.split_levels + 1):
             split = 1 << levels
             owned = [
@@ -107,7 +102,7 @@ def test_shares_of_a_split_are_all_rows_once() -> None:
 
 def choice(ci: int, co: int, *extents: int) -> tuple[TileConfig, int]:
     spec = spec_of(ci, co)
-    return choose(spec, tiles_for(spec), PaddedGrid.around(*extents), H200)
+    return TILING.choose(spec, PaddedGrid.around(*extents), H200)[:2]
 
 
 def test_many_tiles_are_not_split() -> None:
@@ -128,16 +123,16 @@ def test_the_width_that_fills_the_waves_is_chosen() -> None:
 
 def test_known_zero_frames_cost_less() -> None:
     grid = PaddedGrid.around(1, 1, 240, 416)
-    whole = cost(spec_of(160, 160), TILES[0], 1, grid, H200)
-    first_chunk = cost(replace(spec_of(160, 160), leading_zero_frames=2), TILES[0], 1, grid, H200)
+    whole = TILING.cost(spec_of(160, 160), TILES[0], 1, grid, H200)
+    first_chunk = TILING.cost(replace(spec_of(160, 160), leading_zero_frames=2), TILES[0], 1, grid, H200)
     assert first_chunk < whole / 2
 
 
 def test_clusters_fit_the_multiprocessors() -> None:
     clusters = expected_clusters(2)
-    assert choose(spec_of(640, 640), tiles_for(spec_of(640, 640)), PaddedGrid.around(1, 1, 3, 5), clusters)[1] <= 2
+    assert TILING.choose(spec_of(640, 640), PaddedGrid.around(1, 1, 3, 5), clusters).split <= 2
 
 
 def test_layouts_do_not_change_the_tile() -> None:
-    padded = Conv3dSpec(160, RowFinish(PostOps(160, norm=True), Layout.PADDED))
-    assert tiles_for(padded) == tiles_for(spec_of(160, 160, norm=True))
+    padded = Conv3dSpec(160, Epilogue(160, NORM_STEPS, Padded(history=1)))
+    assert TILING.candidates(padded) == TILING.candidates(spec_of(160, 160, norm=True))

@@ -17,9 +17,12 @@ import torch
 from cuda.bindings import driver
 
 from cudnn_fused import reference
+from cudnn_fused.kernels.lowering import convolve
+from cudnn_fused.ops.conv3d_raw import CONV3D_RAW
 from cudnn_fused.testing.ptx import EmulatorError, cross_compile, emulate
 from cudnn_fused.testing.ptx.samples import make_case
 from cudnn_fused.weights import pack_causal_conv3d_weight, pack_conv3d_weight
+from cudnn_fused.window import DENSE_3X3X3
 from tests.cases import small_integers
 from tests.ptx import peers
 
@@ -332,7 +335,7 @@ def cudnn_convolution() -> Subject:
     """cuDNN's convolution, whose loads and stores go through im2col maps."""
     input, weight = small_integers((1, 3, 14, 16, 160)), pack_conv3d_weight(small_integers((160, 160, 3, 3, 3), -1, 2))
     output, expected = (torch.full((1, 1, 12, 14, 160), torch.nan, dtype=torch.bfloat16) for _ in range(2))
-    reference.conv3d_raw(input, weight, expected)
+    reference.run(CONV3D_RAW, {"input": input, "packed_weight": weight, "output": expected})
     return Subject(peers.cudnn_conv3d("raw", input, weight, output), output, expected)
 
 
@@ -343,7 +346,7 @@ def cudnn_causal_convolution() -> Subject:
     weight = small_integers((160, 12, 3, 3, 3))
     output = torch.full((1, 2, 5, 6, 160), torch.nan, dtype=torch.bfloat16)
     call = peers.cudnn_causal_conv(padded, pack_causal_conv3d_weight(weight), output)
-    return Subject(call, output, reference.convolve(padded[..., :12], weight))
+    return Subject(call, output, convolve(padded[..., :12], weight, DENSE_3X3X3))
 
 
 def run(kernel: str, schedule: tuple[str, int], edit_ptx: Callable[[str], str] | None = None) -> torch.Tensor:

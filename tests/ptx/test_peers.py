@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from cudnn_fused import reference
+from cudnn_fused.testing.cases import BY_NAME as OPERATIONS
 from cudnn_fused.testing.ptx import RaceError, TensorMemoryMisuse, UninitializedRead, emulate
 from cudnn_fused.weights import pack_causal_conv3d_weight, pack_conv3d_weight
 from tests.cases import assert_same_bits, small_integers
@@ -86,6 +87,26 @@ class ConvCase:
         return nan(n, t + frames, h + rows, w + columns, co)
 
 
+def run_reference(name: str, *, history_frames: int = 0, **operands: torch.Tensor | None) -> None:
+    """Fill the outputs among the operands of our operation of that name."""
+    given = {operand: tensor for operand, tensor in operands.items() if tensor is not None}
+    reference.run(OPERATIONS[name], given, history_frames=history_frames)
+
+
+def fill(
+    name: str,
+    case: ConvCase,
+    residual: torch.Tensor | None = None,
+    residual_bias: torch.Tensor | None = None,
+    **others: Any,
+) -> None:
+    """The same on the operands of a case, of which an operation takes those that it knows."""
+    held = {"input": case.input, "packed_weight": case.weight, "bias": case.bias, "gamma": case.gamma}
+    known = {operand.name for operand in OPERATIONS[name].operands}
+    inputs = {operand: tensor for operand, tensor in held.items() if operand in known}
+    run_reference(name, **inputs, residual=residual, residual_bias=residual_bias, **others)
+
+
 ONE_TILE = (1, 3, 12, 14)  # 120 pixels: part of one tile of 256
 TWO_TILES = (1, 4, 14, 16)  # 336 pixels on one pair of CTAs: the persistent loop turns, the last tile is ragged
 
@@ -103,7 +124,7 @@ TWO_TILES = (1, 4, 14, 16)  # 336 pixels on one pair of CTAs: the persistent loo
 def test_cudnn_conv3d_raw(channels: tuple[int, int], extents: tuple[int, int, int, int]) -> None:
     case = ConvCase(channels, extents)
     output, expected = nan(*case.shape), nan(*case.shape)
-    reference.conv3d_raw(case.input, case.weight, expected)
+    fill("conv3d_raw", case, output=expected)
     call = peers.cudnn_conv3d("raw", case.input, case.weight, output)
     run_under_schedules(call, [output], lambda: assert_same_bits(output, expected))
 
@@ -115,7 +136,7 @@ def test_cudnn_conv3d_rmsnorm_silu(channels: tuple[int, int], with_residual: boo
     output, expected = nan(*case.shape), nan(*case.shape)
     sums, expected_sums = (nan(*case.shape), nan(*case.shape)) if with_residual else (None, None)
     skip = (case.residual, case.residual_bias) if with_residual else (None, None)
-    reference.conv3d_rmsnorm_silu(case.input, case.weight, case.bias, case.gamma, expected, *skip, expected_sums)
+    fill("conv3d_rmsnorm_silu", case, *skip, output=expected, residual_output=expected_sums)
     options = {"bias": case.bias, "gamma": case.gamma, "residual": skip[0], "residual_bias": skip[1]}
     call = peers.cudnn_conv3d("norm", case.input, case.weight, output, residual_output=sums, **options)
 
@@ -143,18 +164,8 @@ def test_cudnn_conv3d_rmsnorm_silu_pad(history: int, channels: tuple[int, int], 
     expected, expected_cache = padded.clone(), cache.clone()
     sums, expected_sums = (nan(*case.shape), nan(*case.shape)) if with_residual else (None, None)
     skip = (case.residual, case.residual_bias) if with_residual else (None, None)
-    reference.conv3d_rmsnorm_silu_pad(
-        case.input,
-        case.weight,
-        case.bias,
-        case.gamma,
-        expected,
-        expected_cache,
-        *skip,
-        expected_sums,
-        None,
-        history_frames=history,
-    )
+    written = {"padded_output": expected, "cache_output": expected_cache, "residual_output": expected_sums}
+    fill("conv3d_rmsnorm_silu_pad", case, *skip, history_frames=history, **written)
     options = {"bias": case.bias, "gamma": case.gamma, "residual": skip[0], "residual_bias": skip[1]}
     call = peers.cudnn_conv3d(
         "pad", case.input, case.weight, padded, cache=cache, history_frames=history, residual_output=sums, **options
@@ -173,7 +184,7 @@ def test_cudnn_conv3d_bias_residual_pad() -> None:
     case = ConvCase((160, 160), ONE_TILE)
     padded = case.padded(0, 1, 1)
     expected = padded.clone()
-    reference.conv3d_bias_residual_pad(case.input, case.weight, case.bias, case.residual, expected, case.residual_bias)
+    fill("conv3d_bias_residual_pad", case, case.residual, case.residual_bias, padded_output=expected)
     options = {"bias": case.bias, "residual": case.residual, "residual_bias": case.residual_bias}
     call = peers.cudnn_conv3d("spatial", case.input, case.weight, padded, **options)
     run_under_schedules(call, [padded], lambda: assert_same_bits(padded, expected))
@@ -188,7 +199,8 @@ def test_cudnn_causal_conv3d_with_cache(history: int) -> None:
     padded, cache = nan(n, frames + 2, height + 2, width + 2, 16), nan(n, 2, height, width, 12)
     output = nan(n, frames, height, width, 160)
     expected = [tensor.clone() for tensor in (padded, cache, output)]
-    reference.causal_conv3d_with_cache(chunk, weight, *expected, previous)
+    written = dict(zip(("padded_input", "cache_output", "output"), expected, strict=True))
+    run_reference("causal_conv3d_with_cache", input=chunk, packed_weight=weight, previous=previous, **written)
     pack = peers.cudnn_causal_pack(chunk, padded, cache, previous)
     convolve = peers.cudnn_causal_conv(padded, weight, output)
 
@@ -210,7 +222,9 @@ def test_cudnn_rmsnorm_silu_pad(channels: int, history: int, with_residual: bool
     sums = nan(*shape) if with_residual else None
     skip = (residual, residual_bias) if with_residual else (None, None)
     expected = [None if t is None else t.clone() for t in (padded, cache, sums)]
-    reference.rmsnorm_silu_pad(value, gamma, expected[0], expected[1], bias, previous, *skip, expected[2])
+    written = dict(zip(("padded_output", "cache_output", "residual_output"), expected, strict=True))
+    read = {"input": value, "gamma": gamma, "input_bias": bias, "previous": previous}
+    run_reference("rmsnorm_silu_pad", **read, residual=skip[0], residual_bias=skip[1], **written)
     call = peers.cudnn_rmsnorm_silu_pad(
         value,
         gamma,

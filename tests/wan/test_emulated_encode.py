@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from cudnn_fused.kernels.launching import Kernels, Machine
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm
 
 from cudnn_fused import plan
 from cudnn_fused.backends import Launch, ReferenceBackend
 from cudnn_fused.kernels import sm90, sm100
-from cudnn_fused.kernels.launching import Kernels, Machine
 from cudnn_fused.operands import Operation, Problem
 from cudnn_fused.testing.agreement import differing
 from cudnn_fused.testing.ptx import emulate

@@ -514,27 +514,27 @@ class Conv3dSm100(Conv3dKernel):
         The sums arrive where the slots of this warp are, and only of this warp: it says that it has room when all slots
         have been stored, and no lane fills its slot before all have read the sums.
         """
-        wanted, sent = shared.partial_empty.subview(warp), shared.partial_full.subview(warp)
+        empty, full = shared.partial_empty.subview(warp), shared.partial_full.subview(warp)
         lane = cute.arch.thread_idx()[0] % WARP
         pieces = exchange.subview(lane * CHUNK_BYTES)
         share_bytes = WARP * self.config.n_block * FP32_BYTES
         owner_rank = owner * PAIR + cluster.rank
         if owner != cluster.share:
-            wait_cluster(wanted, phase)
+            wait_cluster(empty, phase)
             meet()
             index = cluster.share - Int32(cluster.share > owner)  # the owner sends none
             self.send_row(pieces.subview(index * share_bytes), block, owner_rank)
             prims.bar_warp_sync(ALL_LANES)
             if prims.elect_sync():
-                prims.mbarrier_arrive(prims.mapa(sent, owner_rank), scope=prims.MemScope.CLUSTER)
+                prims.mbarrier_arrive(prims.mapa(full, owner_rank), scope=prims.MemScope.CLUSTER)
         else:
             prims.bar_warp_sync(ALL_LANES)
             if prims.elect_sync():
                 for other in cutlass.range(cluster.split, unroll=1):
                     if other != owner:
-                        theirs = prims.mapa(wanted, other * PAIR + cluster.rank)
+                        theirs = prims.mapa(empty, other * PAIR + cluster.rank)
                         prims.mbarrier_arrive(theirs, scope=prims.MemScope.CLUSTER)
-            wait_cluster(sent, phase)
+            wait_cluster(full, phase)
             meet()
             for part in cutlass.range_constexpr(0, self.config.n_block, PART):
                 self.put_staged(staged, part, self.total(pieces, share_bytes, block, part, cluster, owner))

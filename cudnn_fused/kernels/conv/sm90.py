@@ -553,11 +553,11 @@ class Conv3dSm90(Conv3dKernel):
             keeps_upper = (rank >> level) % 2 == 1
             partner = rank ^ (1 << level)
             lower, upper = self.halves(values, level)
-            wanted = shared.partial_empty.subview(level * CONSUMERS + consumer)
-            sent = shared.partial_full.subview(level * CONSUMERS + consumer)
-            prims.mbarrier_arrive(prims.mapa(wanted, partner), scope=prims.MemScope.CLUSTER)
+            empty = shared.partial_empty.subview(level * CONSUMERS + consumer)
+            full = shared.partial_full.subview(level * CONSUMERS + consumer)
+            prims.mbarrier_arrive(prims.mapa(empty, partner), scope=prims.MemScope.CLUSTER)
             theirs = prims.mapa(mine, partner)
-            wait_cluster(wanted, phase)
+            wait_cluster(empty, phase)
             for first in cutlass.range_constexpr(0, len(lower), CHUNK_REGISTERS):
                 leaving = [
                     Float32(cutlass.select_(keeps_upper, lower[first + i], upper[first + i]))
@@ -566,8 +566,8 @@ class Conv3dSm90(Conv3dKernel):
                 # Slots of a thread lie a warpgroup's slots apart.
                 vector = cutlass.Vector.from_elements(tuple(leaving), dtype=Float32)
                 (theirs + first * WARPGROUP).store(vector, alignment=CHUNK_BYTES)
-            prims.mbarrier_arrive(prims.mapa(sent, partner), scope=prims.MemScope.CLUSTER)
-            wait_cluster(sent, phase)
+            prims.mbarrier_arrive(prims.mapa(full, partner), scope=prims.MemScope.CLUSTER)
+            wait_cluster(full, phase)
             values = []
             for first in cutlass.range_constexpr(0, len(lower), CHUNK_REGISTERS):
                 received = prims.load_ext(mine + first * WARPGROUP, count=CHUNK_REGISTERS)
