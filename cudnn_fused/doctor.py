@@ -186,7 +186,7 @@ def cross_compile(arch: str = "sm_100a") -> int:
     """Compile one kernel without a GPU for it. Returns the exit status."""
     try:
         targets.check_dsl()
-        from cudnn_fused.testing.ptx import targeting
+        from ptxemu import targeting
 
         began = time.perf_counter()
         with targeting(arch):

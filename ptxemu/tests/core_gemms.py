@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_fused.testing.ptx import DataType, Report, Swizzle, TensorMap, launch
-from tests.ptx.core_helpers import bf16_bits, kernel
+from core_helpers import bf16_bits, kernel
+from ptxemu import DataType, Report, Swizzle, TensorMap, launch
 
 DEPTH = 64
 ROW_BYTES = DEPTH * 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cudnn_fused.testing.ptx import Report, launch
+from ptxemu import Report, launch
 
 HEADER = ".version 8.8\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
 REGISTERS = """

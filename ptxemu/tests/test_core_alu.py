@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.ptx.core_helpers import kernel, per_thread, run
+from core_helpers import kernel, per_thread, run
 
 EDGES = [0, 1, 2, 5, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0xFFFF, 0x8000, 0x12345678]
 

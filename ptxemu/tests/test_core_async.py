@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from cudnn_fused.testing.ptx import (
+from core_helpers import kernel, run
+from ptxemu import (
     BarrierMisuse,
     DataType,
     Deadlock,
@@ -18,7 +19,6 @@ from cudnn_fused.testing.ptx import (
     TensorMap,
     UninitializedRead,
 )
-from tests.ptx.core_helpers import kernel, run
 
 SCHEDULES = [order.value for order in Order]
 SEEDS = range(3)

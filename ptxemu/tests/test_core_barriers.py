@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cudnn_fused.testing.ptx import BarrierMisuse, Deadlock, Order, RaceError
-from tests.ptx.core_helpers import PER_THREAD, kernel, run
+from core_helpers import PER_THREAD, kernel, run
+from ptxemu import BarrierMisuse, Deadlock, Order, RaceError
 
 SCHEDULES = [order.value for order in Order]
 LANES = np.arange(32)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cudnn_fused.testing.ptx import Deadlock, DivergenceError, KernelTrap, launch
-from tests.ptx.core_helpers import PER_THREAD, kernel, per_thread, run
+from core_helpers import PER_THREAD, kernel, per_thread, run
+from ptxemu import Deadlock, DivergenceError, KernelTrap, launch
 
 LANES = np.arange(32)
 

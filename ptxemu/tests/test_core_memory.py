@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from cudnn_fused.testing.ptx import LaunchError, Misaligned, OutOfBounds, UninitializedRead, launch
-from tests.ptx.core_helpers import DYNAMIC_SHARED, PER_THREAD, kernel, per_thread, run
+from core_helpers import DYNAMIC_SHARED, PER_THREAD, kernel, per_thread, run
+from ptxemu import LaunchError, Misaligned, OutOfBounds, UninitializedRead, launch
 
 LANES = np.arange(32)
 

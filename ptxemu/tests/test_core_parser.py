@@ -2,9 +2,9 @@
 
 import pytest
 
-from cudnn_fused.testing.ptx import LaunchError, PtxSyntaxError, launch, unsupported_instructions
-from cudnn_fused.testing.ptx.parser import Address, Immediate, Pair, Register, Vector, parse
-from tests.ptx.core_helpers import kernel, per_thread, run
+from core_helpers import kernel, per_thread, run
+from ptxemu import LaunchError, PtxSyntaxError, launch, unsupported_instructions
+from ptxemu.parser import Address, Immediate, Pair, Register, Vector, parse
 
 
 def instructions(body: str):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from cudnn_fused.testing.ptx import BarrierMisuse, Order, OutOfBounds, RaceError, TensorMemoryMisuse, UninitializedRead
-from tests.ptx.core_gemms import WAIT_DONE, integers, run_gemm, tcgen05_text
-from tests.ptx.core_helpers import kernel, run
+from core_gemms import WAIT_DONE, integers, run_gemm, tcgen05_text
+from core_helpers import kernel, run
+from ptxemu import BarrierMisuse, Order, OutOfBounds, RaceError, TensorMemoryMisuse, UninitializedRead
 
 SCHEDULES = [order.value for order in Order]
 LANES = np.arange(32)

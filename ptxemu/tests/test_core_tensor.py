@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from cudnn_fused.testing.ptx import (
+from core_gemms import DEPTH, WAIT_DONE, WAIT_FULL, integers, run_gemm, tcgen05_text, wgmma_text
+from core_helpers import kernel, run
+from ptxemu import (
     BarrierMisuse,
     Deadlock,
     DescriptorError,
@@ -15,8 +17,6 @@ from cudnn_fused.testing.ptx import (
     TensorMemoryMisuse,
     UninitializedRead,
 )
-from tests.ptx.core_gemms import DEPTH, WAIT_DONE, WAIT_FULL, integers, run_gemm, tcgen05_text, wgmma_text
-from tests.ptx.core_helpers import kernel, run
 
 SCHEDULES = [order.value for order in Order]
 FORMS = {"wgmma": (64, 1), "tcgen05": (128, 1), "tcgen05 pair": (256, 2)}

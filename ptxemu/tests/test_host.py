@@ -15,7 +15,7 @@ from cutlass import BFloat16, Float16, Float32, Int32, Uint8, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from cudnn_fused.testing.ptx import (
+from ptxemu import (
     DataType,
     EmulatorError,
     LaunchError,
@@ -25,9 +25,9 @@ from cudnn_fused.testing.ptx import (
     cross_compile,
     emulate,
 )
-from cudnn_fused.testing.ptx.encoded_map import decode_tensor_map
-from cudnn_fused.testing.ptx.errors import DescriptorError
-from cudnn_fused.testing.ptx.samples import Case, make_case
+from ptxemu.encoded_map import decode_tensor_map
+from ptxemu.errors import DescriptorError
+from ptxemu.samples import Case, make_case
 
 STREAM = driver.CUstream(0)
 ROWS = 300
@@ -217,7 +217,7 @@ def test_an_unknown_form_of_map_is_refused(bit: int) -> None:
         decode_tensor_map(bytes(raw))
 
 
-def test_the_example_in_the_documentation_runs() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "emulator.md").read_text(encoding="utf-8")
+def test_the_example_in_the_readme_runs() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     example = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
-    exec(compile(example, "docs/emulator.md", "exec"), {})
+    exec(compile(example, "README.md", "exec"), {})

@@ -9,10 +9,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from cudnn_fused.testing.ptx import matrix, numerics
-from cudnn_fused.testing.ptx.errors import DescriptorError, EmulatorError, OutOfBounds, UnsupportedInstruction
-from cudnn_fused.testing.ptx.matrix import Accumulation, InstructionDescriptor, Major, SharedDescriptor, gather_operand
-from cudnn_fused.testing.ptx.tensor_map import DataType, Swizzle, TensorMap, write_box
+from ptxemu import matrix, numerics
+from ptxemu.errors import DescriptorError, EmulatorError, OutOfBounds, UnsupportedInstruction
+from ptxemu.matrix import Accumulation, InstructionDescriptor, Major, SharedDescriptor, gather_operand
+from ptxemu.tensor_map import DataType, Swizzle, TensorMap, write_box
 
 SHARED_BYTES = 128 * 1024
 TILE = 8192  # a multiple of every swizzle period

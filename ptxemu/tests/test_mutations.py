@@ -1,7 +1,7 @@
 """Working kernels, broken by one edit of their PTX: each must be reported, or give a wrong result that a test sees.
 
 A mutation names a pattern of the PTX and what stands in its place. It counts as caught if the emulator reports a fault
-or the output is not the expected one under at least one schedule. `docs/emulator.md` lists those that are not seen.
+or the output is not the expected one under at least one schedule. `README.md` lists those that are not seen.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cuda.bindings import driver
 
-from cudnn_fused import reference
-from cudnn_fused.testing.ptx import EmulatorError, cross_compile, emulate
-from cudnn_fused.testing.ptx.samples import make_case
-from cudnn_fused.weights import pack_causal_conv3d_weight, pack_conv3d_weight
-from tests.cases import small_integers
-from tests.ptx import peers
+from ptxemu import EmulatorError, cross_compile, emulate, peers
+from ptxemu.samples import make_case
+from torch_helpers import BF16, nan, require_peer, small_integers
 
 SCHEDULES = (("early", 0), ("late", 0), ("newest", 0), ("random", 0), ("random", 1), ("random", 2), ("random", 3))
 ROWS = {"sm90_row_shift": 230, "sm90_overlapping_rows": 130, "sm100_row_shift": 840}  # rings and buffers wrap
 SM90, OVERLAP, SM100 = "sm90_row_shift", "sm90_overlapping_rows", "sm100_row_shift"
 CUDNN, CUDNN_GATHER = "cudnn_conv3d", "cudnn_causal_conv3d"
+CUDNN_CHANNELS = 192  # 160, padded to chunks of 64
 CAUGHT, UNSEEN = True, False
 
 
@@ -318,6 +317,8 @@ class Subject:
 
 @lru_cache(maxsize=4)
 def subject(kernel: str) -> Subject:
+    if kernel in (CUDNN, CUDNN_GATHER):
+        require_peer("cudnn")
     if kernel == CUDNN:
         return cudnn_convolution()
     if kernel == CUDNN_GATHER:
@@ -328,12 +329,22 @@ def subject(kernel: str) -> Subject:
     return Subject(lambda: function(case.x, case.weight, output, case.rows, driver.CUstream(0)), output, case.expected)
 
 
+def convolve(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A convolution without padding, NTHWC, of integers: every order of the sums gives this result."""
+    return F.conv3d(input.float().permute(0, 4, 1, 2, 3), weight.float()).permute(0, 2, 3, 4, 1).to(BF16)
+
+
+def taps_first(weight: torch.Tensor, channels: int) -> torch.Tensor:
+    """`[Co, Ci, 3, 3, 3]` as `[Co, 3, 3, 3, channels]`, padded with zeros."""
+    return F.pad(weight.permute(0, 2, 3, 4, 1), (0, channels - weight.shape[1])).contiguous()
+
+
 def cudnn_convolution() -> Subject:
     """cuDNN's convolution, whose loads and stores go through im2col maps."""
-    input, weight = small_integers((1, 3, 14, 16, 160)), pack_conv3d_weight(small_integers((160, 160, 3, 3, 3), -1, 2))
-    output, expected = (torch.full((1, 1, 12, 14, 160), torch.nan, dtype=torch.bfloat16) for _ in range(2))
-    reference.conv3d_raw(input, weight, expected)
-    return Subject(peers.cudnn_conv3d("raw", input, weight, output), output, expected)
+    input, weight = small_integers((1, 3, 14, 16, 160)), small_integers((160, 160, 3, 3, 3), -1, 2)
+    output = nan(1, 1, 12, 14, 160)
+    call = peers.cudnn_conv3d("raw", input, taps_first(weight, CUDNN_CHANNELS), output)
+    return Subject(call, output, convolve(input, weight))
 
 
 def cudnn_causal_convolution() -> Subject:
@@ -341,9 +352,9 @@ def cudnn_causal_convolution() -> Subject:
     padded = small_integers((1, 4, 7, 8, 16))
     padded[..., 12:] = 0
     weight = small_integers((160, 12, 3, 3, 3))
-    output = torch.full((1, 2, 5, 6, 160), torch.nan, dtype=torch.bfloat16)
-    call = peers.cudnn_causal_conv(padded, pack_causal_conv3d_weight(weight), output)
-    return Subject(call, output, reference.convolve(padded[..., :12], weight))
+    output = nan(1, 2, 5, 6, 160)
+    packed = F.pad(taps_first(weight, 16).reshape(160, -1), (0, 16))  # a 28th tap of zeros
+    return Subject(peers.cudnn_causal_conv(padded, packed, output), output, convolve(padded[..., :12], weight))
 
 
 def run(kernel: str, schedule: tuple[str, int], edit_ptx: Callable[[str], str] | None = None) -> torch.Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from cudnn_fused.testing.ptx import approximations, numerics
-from cudnn_fused.testing.ptx.errors import UnsupportedInstruction
+from ptxemu import approximations, numerics
+from ptxemu.errors import UnsupportedInstruction
 
 MODES = ("rn", "rz", "rm", "rp")
 # Precision in bits, least and greatest exponent of a normal number.

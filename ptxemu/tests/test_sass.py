@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cudnn_fused.testing import sass
-from cudnn_fused.testing.sass import Pipe
+from ptxemu.tools import sass
+from ptxemu.tools.sass import Pipe
 
 # A loop, in which a branch that the PTX has became conditional instructions, and a division whose slow path is a call.
 # Line 5 is the loop's, line 6 that of the branch, and line 7 of the division.

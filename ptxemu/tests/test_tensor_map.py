@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudnn_fused.testing.ptx import numerics
-from cudnn_fused.testing.ptx.errors import (
+from ptxemu import numerics
+from ptxemu.errors import (
     DescriptorError,
     EmulatorError,
     Misaligned,
     OutOfBounds,
     UnsupportedInstruction,
 )
-from cudnn_fused.testing.ptx.tensor_map import (
+from ptxemu.tensor_map import (
     CHUNK_BYTES,
     DataType,
     Fill,

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cudnn_fused.testing.ptx import matrix
-from cudnn_fused.testing.ptx.errors import OutOfBounds, TensorMemoryMisuse, UninitializedRead, UnsupportedInstruction
-from cudnn_fused.testing.ptx.tensor_memory import (
+from ptxemu import matrix
+from ptxemu.errors import OutOfBounds, TensorMemoryMisuse, UninitializedRead, UnsupportedInstruction
+from ptxemu.tensor_memory import (
     COLUMNS,
     LANES,
     Access,

@@ -16,7 +16,7 @@ from cudnn_fused.kernels.sm100 import Sm100Kernels
 from cudnn_fused.kernels.tiling_sm100 import TileConfig
 from cudnn_fused.testing.agreement import against_reference
 from cudnn_fused.testing.cases import Case, Skip, make_problem
-from cudnn_fused.testing.ptx import Emulation, EmulatorError, emulate
+from ptxemu import Emulation, EmulatorError, emulate
 from tests.gpu.harness import Prepared, prepare
 
 CPU = torch.device("cpu")

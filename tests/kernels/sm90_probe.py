@@ -12,7 +12,7 @@ from cudnn_fused.kernels.sm90 import Sm90Kernels
 from cudnn_fused.kernels.tiling_sm90 import TILES
 from cudnn_fused.testing.agreement import against_reference
 from cudnn_fused.testing.cases import Case
-from cudnn_fused.testing.ptx import EmulatorError
+from ptxemu import EmulatorError
 from tests.kernels.emulated import LATE, run
 
 TALL = TILES[0]

@@ -34,7 +34,7 @@ from cudnn_fused.kernels.postops import PostOps
 from cudnn_fused.kernels.rows import Layout, RowFinish
 from cudnn_fused.kernels.tiling_sm90 import tiles_for as sm90_tiles
 from cudnn_fused.kernels.tiling_sm100 import tiles_for as sm100_tiles
-from cudnn_fused.testing.ptx import targeting
+from ptxemu import targeting
 
 ARCH = "sm_90a"
 PARAMETERS = "h: int32, w: int32"  # some of those that a launcher names when it is called without

@@ -23,8 +23,8 @@ from cudnn_fused.kernels.tiling_sm100 import (
     tap_row_bytes,
     tiles_for,
 )
-from cudnn_fused.testing.cubin import resources
-from cudnn_fused.testing.ptx import targeting
+from ptxemu import targeting
+from ptxemu.tools.cubin import resources
 
 ARCHS = ("sm_100a", "sm_103a")
 MULTIPROCESSORS = 148

@@ -188,7 +188,7 @@ def targeting(arch: str | None) -> Iterator[None]:
     """Compilation without a device: for `arch` (if given), PTX and cubin kept, no engine linked to the real driver."""
     dsl = _dsl()
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="cudnn_fused_ptx_"))
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="ptxemu_"))
         kept = {"keep_ptx": True, "keep_cubin": True, "dump_dir": directory, "disable_file_caching": True}
         for name, value in kept.items():
             stack.enter_context(mock.patch.object(dsl.envar, name, value))

@@ -90,7 +90,7 @@ def launch(
     Raises:
         LaunchError: the arguments do not fit the kernel.
         PtxSyntaxError: the text cannot be parsed.
-        EmulatorError: any fault of the kernel; see `cudnn_fused.testing.ptx.errors`.
+        EmulatorError: any fault of the kernel; see `ptxemu.errors`.
     """
     module = _parse(ptx)
     name = _entry_name(module, entry)

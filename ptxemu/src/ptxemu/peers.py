@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import cutlass
-import pytest
 import torch
 from cuda.bindings import driver
 from cutlass import BFloat16, Float32, Int32, Int64
@@ -27,18 +26,15 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from cutlass.experimental import cuda
 from cutlass.experimental.cuda import tensor_map
 
-from cudnn_fused.testing.ptx import cross_compile, targeting
+from .host import cross_compile, targeting
 
 STREAM = driver.CUstream(0)
 SM90, SM100 = "sm_90a", "sm_100a"
 
 
 def peer(module: str) -> Any:
-    """A module of the `peers` extra. Without it the test is skipped, or fails if CUDNN_FUSED_REQUIRE_PEERS is set."""
+    """A module of the `peers` extra. Raises ImportError without it."""
     os.environ.setdefault("QUACK_CACHE_ENABLED", "0")
-    if not os.environ.get("CUDNN_FUSED_REQUIRE_PEERS"):
-        reason = f"needs {module.split('.')[0]}: pip install 'cudnn-fused[peers]'"
-        pytest.importorskip(module.split(".")[0], reason=reason, exc_type=ImportError)
     return importlib.import_module(module)
 
 
