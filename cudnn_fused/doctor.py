@@ -24,9 +24,9 @@ import torch
 from cudnn_fused import targets, verdicts
 from cudnn_fused.backends import Backend, kernels_for
 from cudnn_fused.ops import OPERATIONS
+from cudnn_fused.selfcheck.agreement import against_reference
+from cudnn_fused.selfcheck.cases import Case, Operands, Skip, make_inputs, make_outputs, make_problem
 from cudnn_fused.targets import SM100, Target
-from cudnn_fused.testing.agreement import against_reference
-from cudnn_fused.testing.cases import Case, Operands, Skip, make_inputs, make_outputs, make_problem
 
 PACKAGES = ("torch", targets.DSL_PACKAGE, "apache-tvm-ffi", "cuda-python")
 ISSUES = "the project's issue tracker"
@@ -186,7 +186,7 @@ def cross_compile(arch: str = "sm_100a") -> int:
     """Compile one kernel without a GPU for it. Returns the exit status."""
     try:
         targets.check_dsl()
-        from ptxemu import targeting
+        from cudnn_fused.kernels.cross_compile import targeting
 
         began = time.perf_counter()
         with targeting(arch):

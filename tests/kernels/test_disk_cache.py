@@ -28,13 +28,13 @@ from cudnn_fused.kernels import disk_cache, launching
 from cudnn_fused.kernels.conv3d_sm90 import Conv3dSm90
 from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
+from cudnn_fused.kernels.cross_compile import targeting
 from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
 from cudnn_fused.kernels.pack_c12 import PackC12
 from cudnn_fused.kernels.postops import PostOps
 from cudnn_fused.kernels.rows import Layout, RowFinish
 from cudnn_fused.kernels.tiling_sm90 import tiles_for as sm90_tiles
 from cudnn_fused.kernels.tiling_sm100 import tiles_for as sm100_tiles
-from ptxemu import targeting
 
 ARCH = "sm_90a"
 PARAMETERS = "h: int32, w: int32"  # some of those that a launcher names when it is called without
@@ -247,7 +247,7 @@ def test_the_variable_switches_it_off(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.rglob("*"))
 
 
-def test_the_emulator_compiles(cache: Path, compilations: list[str]) -> None:
+def test_cross_compiling_compiles(cache: Path, compilations: list[str]) -> None:
     pack()
     with targeting(ARCH):
         launcher = pack()

@@ -8,6 +8,7 @@ import pytest
 
 from cudnn_fused.kernels.conv3d_sm100 import Conv3dSm100
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
+from cudnn_fused.kernels.cross_compile import targeting
 from cudnn_fused.kernels.launching import CONV_OPERANDS, NORM_OPERANDS, PACK_OPERANDS, compiled
 from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
 from cudnn_fused.kernels.pack_c12 import PackC12
@@ -23,7 +24,6 @@ from cudnn_fused.kernels.tiling_sm100 import (
     tap_row_bytes,
     tiles_for,
 )
-from ptxemu import targeting
 from ptxemu.tools.cubin import resources
 
 ARCHS = ("sm_100a", "sm_103a")
