@@ -444,21 +444,6 @@ def test_another_environment_has_other_names(
     assert disk_cache._environment.__wrapped__() != before
 
 
-def test_sources_are_those_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert disk_cache._source_digest() == disk_cache.SOURCES
-    kernel = tmp_path / "kernels" / "kernel.py"
-    kernel.parent.mkdir()
-    (tmp_path / "__init__.py").write_text("")
-    monkeypatch.setattr(disk_cache.cudnn_fused, "__file__", str(tmp_path / "__init__.py"))
-    digests = set()
-    for content in ("x = 1", "x = 2"):
-        kernel.write_text(content)
-        digests.add(disk_cache._source_digest())
-    kernel.rename(kernel.with_name("other.py"))
-    digests.add(disk_cache._source_digest())
-    assert len(digests) == 3
-
-
 @pytest.mark.parametrize(
     ("change", "matters"),
     [
