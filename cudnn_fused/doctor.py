@@ -34,8 +34,6 @@ import torch
 from cudnn_fused import hardware_quirks, targets
 from cudnn_fused.backends import Backend
 from cudnn_fused.targets import SM100, Target
-from cudnn_fused.testing.agreement import against_reference
-from cudnn_fused.testing.cases import Case, Operands, Skip, make_inputs, make_outputs, make_problem
 
 PACKAGES = ("torch", targets.DSL_PACKAGE, "apache-tvm-ffi", "cuda-python")
 ISSUES = "the project's issue tracker"
@@ -315,7 +313,7 @@ def cross_compile(arch: str = "sm_100a") -> tuple[int, list[str]]:
     """Compile one kernel without a GPU for it. Returns the exit status and what there is to say."""
     try:
         targets.check_dsl()
-        from cudnn_fused.testing.ptx import targeting
+        from cudnn_fused.kernels.cross_compile import targeting
 
         began = time.perf_counter()
         with targeting(arch):

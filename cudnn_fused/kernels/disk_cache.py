@@ -29,6 +29,7 @@ from cutlass.cutlass_dsl import CuTeDSL
 
 import cudnn_fused
 from cudnn_fused import user_cache
+from cudnn_fused.kernels.source_digest import source_digest
 
 try:
     import fcntl
@@ -106,15 +107,9 @@ def _spelled(value: Any) -> str:
     raise TypeError(f"{value!r} cannot be part of the name of a compiled launcher")
 
 
-def _source_digest() -> str:
-    digest, root = hashlib.sha256(), Path(cudnn_fused.__file__).parent
-    for source in sorted(root.rglob("*.py")):
-        content = source.read_bytes()
-        digest.update(f"{source.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
-
-
-SOURCES = _source_digest()  # now, because that is what this process runs even if the files change
+SOURCES = source_digest(
+    Path(cudnn_fused.__file__).parent
+)  # now, because that is what this process runs even if the files change
 
 
 def _version(package: str) -> str:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from cudnn_fused.kernels.epilogue.stores import CACHED_FRAMES
-from cudnn_fused.testing.cases import Case, Operands
+from cudnn_fused.selfcheck.cases import Case, Operands
 from cudnn_fused.weights import unpack_causal_conv3d_weight, unpack_conv3d_weight
 
 Tensor = torch.Tensor

@@ -18,7 +18,7 @@ from cudnn_fused.kernels.postops import PostOps
 from cudnn_fused.kernels.rows import RowFinish
 from cudnn_fused.kernels.tiling_sm100 import TILES, tap_row_bytes
 
-from cudnn_fused.testing import sass
+from ptxemu.tools import sass
 
 SCRIPT = Path(__file__).parents[2] / "benchmark" / "sm100_static.py"
 PLAIN, SQUARE = "conv3d_raw", (160, 160)

@@ -22,7 +22,7 @@ from cudnn_fused.kernels.sm90 import sm90 as sm90_backend
 from cudnn_fused.kernels.sm100 import sm100 as sm100_backend
 from cudnn_fused.testing.agreement import against_reference
 from cudnn_fused.testing.cases import Case, Skip, make_problem
-from cudnn_fused.testing.ptx import Emulation, EmulatorError, emulate
+from ptxemu import Emulation, EmulatorError, emulate
 from tests.gpu.harness import Prepared, prepare
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from cudnn_fused.kernels.conv.sm100 import Conv3dSm100
 from cudnn_fused.kernels.conv.spec import Conv3dSpec
 from cudnn_fused.kernels.conv.tile_sm90 import Sm90Tiling
 from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling
+from cudnn_fused.kernels.cross_compile import targeting
 from cudnn_fused.kernels.epilogue.declaration import Epilogue
 from cudnn_fused.kernels.epilogue.stores import Padded
 from cudnn_fused.ops.common import NORM_STEPS
-from cudnn_fused.testing.ptx import targeting
 
 SPECS = {
     "raw": Conv3dSpec(160, Epilogue(160)),

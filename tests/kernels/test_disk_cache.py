@@ -31,12 +31,12 @@ from cudnn_fused.kernels.conv.sm100 import Conv3dSm100
 from cudnn_fused.kernels.conv.spec import Conv3dSpec
 from cudnn_fused.kernels.conv.tile_sm90 import Sm90Tiling
 from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling
+from cudnn_fused.kernels.cross_compile import targeting
 from cudnn_fused.kernels.epilogue.declaration import Epilogue
 from cudnn_fused.kernels.epilogue.steps import Bias
 from cudnn_fused.kernels.epilogue.stores import Padded
 from cudnn_fused.kernels.norm import RowsKernel
 from cudnn_fused.kernels.pack import PackC12
-from cudnn_fused.testing.ptx import targeting
 from cudnn_fused.window import Window
 
 ARCH = "sm_90a"
@@ -251,7 +251,7 @@ def test_the_variable_switches_it_off(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.rglob("*"))
 
 
-def test_the_emulator_compiles(cache: Path, compilations: list[str]) -> None:
+def test_cross_compiling_compiles(cache: Path, compilations: list[str]) -> None:
     pack()
     with targeting(ARCH):
         launcher = pack()
@@ -449,21 +449,6 @@ def test_another_environment_has_other_names(
     before = disk_cache._environment.__wrapped__()
     change(monkeypatch)
     assert disk_cache._environment.__wrapped__() != before
-
-
-def test_sources_are_those_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert disk_cache._source_digest() == disk_cache.SOURCES
-    kernel = tmp_path / "kernels" / "kernel.py"
-    kernel.parent.mkdir()
-    (tmp_path / "__init__.py").write_text("")
-    monkeypatch.setattr(disk_cache.cudnn_fused, "__file__", str(tmp_path / "__init__.py"))
-    digests = set()
-    for content in ("x = 1", "x = 2"):
-        kernel.write_text(content)
-        digests.add(disk_cache._source_digest())
-    kernel.rename(kernel.with_name("other.py"))
-    digests.add(disk_cache._source_digest())
-    assert len(digests) == 3
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from cudnn_fused.kernels.sm100 import sm100 as backend
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.targets import SM90, SM100
 from cudnn_fused.testing.cases import Case, make_inputs, make_outputs, make_problem
-from cudnn_fused.testing.ptx import emulate
+from ptxemu import emulate
 from tests.kernels.emulated import sm100
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from cutlass.experimental import primitives as prims
 
 from cudnn_fused.kernels.device import GLOBAL
 from cudnn_fused.kernels.epilogue import arithmetic
-from cudnn_fused.testing.ptx import emulate
+from ptxemu import emulate
 
 THREADS = 128
 NUMBERS = 1 << 16

@@ -19,6 +19,7 @@ from cudnn_fused.kernels.conv.tile_sm100 import (
     TileConfig,
     tap_row_bytes,
 )
+from cudnn_fused.kernels.cross_compile import targeting
 from cudnn_fused.kernels.epilogue.declaration import Epilogue
 from cudnn_fused.kernels.epilogue.steps import Bias, Residual
 from cudnn_fused.kernels.epilogue.stores import BottomRight, Padded
@@ -26,8 +27,7 @@ from cudnn_fused.kernels.norm import RowsKernel
 from cudnn_fused.kernels.occupancy import expected_clusters
 from cudnn_fused.kernels.pack import PackC12
 from cudnn_fused.ops.common import NORM_STEPS
-from cudnn_fused.testing.cubin import resources
-from cudnn_fused.testing.ptx import targeting
+from ptxemu.tools.cubin import resources
 
 ARCHS = ("sm_100a", "sm_103a")
 B200 = expected_clusters(148)

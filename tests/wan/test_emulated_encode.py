@@ -23,8 +23,8 @@ from cudnn_fused.backends import Launch, ReferenceBackend
 from cudnn_fused.kernels import sm90, sm100
 from cudnn_fused.operands import Operation, Problem
 from cudnn_fused.testing.agreement import differing
-from cudnn_fused.testing.ptx import emulate
 from cudnn_fused.wan import fuse_encoder
+from ptxemu import emulate
 from tests.wan.conftest import eager_moments, moments, random_video, randomize, relative_l2
 from tests.wan.test_encoder import SAME_ROUNDING
 
