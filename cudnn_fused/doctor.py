@@ -33,6 +33,8 @@ import torch
 
 from cudnn_fused import hardware_quirks, targets
 from cudnn_fused.backends import Backend
+from cudnn_fused.selfcheck.agreement import against_reference
+from cudnn_fused.selfcheck.cases import Case, Operands, Skip, make_inputs, make_outputs, make_problem
 from cudnn_fused.targets import SM100, Target
 
 PACKAGES = ("torch", targets.DSL_PACKAGE, "apache-tvm-ffi", "cuda-python")
