@@ -1,6 +1,6 @@
 """What the SM100 convolutions cost, without a card: exact counts from the emulator, and an estimate of times from them.
 
-    python benchmark/sm100_static.py [--peers] [--json FILE]
+    python -m benchmark.sm100_static [--peers] [--json FILE]
 
 A kernel runs for one tile in the emulator, which counts products, bytes and how often every line of the PTX is issued;
 with the machine code (``nvdisasm``, in the extra `peers`) that tells what the epilogue issues, pipe by pipe. A shape of
@@ -29,19 +29,15 @@ from unittest import mock
 import torch
 from cutlass import cute
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "conv" / "cutedsl")]
-
-from production import DEEPEST, STAGES  # noqa: E402
-
-from cudnn_fused.kernels import launching  # noqa: E402
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec  # noqa: E402
-from cudnn_fused.kernels.launching import Machine  # noqa: E402
-from cudnn_fused.kernels.padded_grid import TAP_ROWS, PaddedGrid  # noqa: E402
-from cudnn_fused.kernels.postops import PostOps  # noqa: E402
-from cudnn_fused.kernels.rows import RowFinish  # noqa: E402
-from cudnn_fused.kernels.sm100 import Sm100Kernels  # noqa: E402
-from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
+from benchmark.conv.production import DEEPEST, STAGES
+from cudnn_fused.kernels import launching
+from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
+from cudnn_fused.kernels.launching import Machine
+from cudnn_fused.kernels.padded_grid import TAP_ROWS, PaddedGrid
+from cudnn_fused.kernels.postops import PostOps
+from cudnn_fused.kernels.rows import RowFinish
+from cudnn_fused.kernels.sm100 import Sm100Kernels
+from cudnn_fused.kernels.tiling_sm100 import (
     PAIR,
     SPLIT_OVERHEAD,
     TILES,
@@ -51,12 +47,12 @@ from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
     resident_clusters,
     tiles_for,
 )
-from cudnn_fused.operands import ELEMENT_BYTES  # noqa: E402
-from cudnn_fused.testing import cubin, sass  # noqa: E402
-from cudnn_fused.testing.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem  # noqa: E402
-from cudnn_fused.testing.ptx import Emulation, emulate  # noqa: E402
-from cudnn_fused.testing.sass import Pipe  # noqa: E402
-from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL  # noqa: E402
+from cudnn_fused.operands import ELEMENT_BYTES
+from cudnn_fused.testing import cubin, sass
+from cudnn_fused.testing.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem
+from cudnn_fused.testing.ptx import Emulation, emulate
+from cudnn_fused.testing.sass import Pipe
+from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL
 
 # NVIDIA states 2.25 PFLOP/s of dense BF16 and 8 TB/s for one B200 of an HGX B200 (data sheet, 2024). It has 148
 # multiprocessors; a fifth-generation tensor core does 8192 BF16 operations a cycle, from which the clock follows.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from benchmark import sm100_static
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.padded_grid import TAP_ROWS
 from cudnn_fused.kernels.postops import PostOps
@@ -19,17 +17,12 @@ from cudnn_fused.kernels.rows import RowFinish
 from cudnn_fused.kernels.tiling_sm100 import TILES, tap_row_bytes
 from cudnn_fused.testing import sass
 
-SCRIPT = Path(__file__).parents[2] / "benchmark" / "sm100_static.py"
 PLAIN, SQUARE = "conv3d_raw", (160, 160)
 
 
 @pytest.fixture(scope="module")
 def static() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("sm100_static", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["sm100_static"] = module
-    specification.loader.exec_module(module)
-    return module
+    return sm100_static
 
 
 @pytest.fixture
