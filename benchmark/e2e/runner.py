@@ -213,7 +213,8 @@ class Runner:
             conclude(report, timing)
             if self.arguments.profile_path:
                 profiled = {name: calls[name] for name in (report.strongest, OURS)}
-                write_kernel_shares(profiled, self.device, self.arguments.profile_path)
+                with as_eager(self.device):
+                    write_kernel_shares(profiled, self.device, self.arguments.profile_path)
 
     def _attempt(
         self, name: str, build: Callable[[], Call], calls: dict[str, Call], report: Report, fp32: torch.Tensor

@@ -70,8 +70,8 @@ def encode_and_compare(arguments: argparse.Namespace) -> bool:
     diffusers.utils.logging.set_verbosity_error()
     runner.check_outputs(arguments)
     device = runner.usable_device(arguments.device)
-    vae = load_vae(arguments.model, arguments.seed).to(device)
     video = make_video(arguments).to(device, torch.bfloat16)
+    vae = load_vae(arguments.model, arguments.seed).to(device)
     return runner.execute(task_for(video), vae, video, arguments)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -294,3 +297,13 @@ def test_nothing_to_do(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 def test_a_cpu_is_not_timed(benchmark: ModuleType) -> None:
     with pytest.raises(SystemExit):
         benchmark.main(["--device", "cpu"])
+
+
+def test_the_entry_point_runs_from_anywhere(tmp_path: Path) -> None:
+    """Nothing of the project needs to be installed."""
+    script = Path(postops.__file__).parent / "cutedsl" / "benchmark_conv3d_postops.py"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(script), "--device", "cpu"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nothing to time on a CPU" in done.stderr
