@@ -52,7 +52,7 @@ class Compilations:
         return bool(self.kernels or self.graphs or self.plans)
 
     def __str__(self) -> str:
-        return f"{self.kernels} kernels, {self.graphs} graphs and {self.plans} plans compiled"
+        return f"{self.kernels} kernels, {self.plans} plans and {self.graphs} graphs compiled"
 
 
 @contextmanager
