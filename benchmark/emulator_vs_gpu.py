@@ -1,7 +1,7 @@
 """The emulator against a Hopper GPU: the same compiled functions, run on both, compared bit for bit.
 
-    python benchmark/emulator_vs_gpu.py              # in each case the emulator first, then the GPU
-    python benchmark/emulator_vs_gpu.py --cpu-only   # the emulator against PyTorch
+    python -m benchmark.emulator_vs_gpu              # in each case the emulator first, then the GPU
+    python -m benchmark.emulator_vs_gpu --cpu-only   # the emulator against PyTorch
 
 Each case is compiled once for sm_90a; the emulator runs that function's PTX and host code, the GPU its machine code. On
 small integers every sum is exact, so the results must be equal bit for bit. On random data the order of additions
@@ -28,10 +28,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ptxemu" / "src"))
 
 import cutlass
 import torch

@@ -1,6 +1,6 @@
 """Host time of a warm function call before anything is launched: finding the plan and checking the operands.
 
-    python benchmark/host_overhead.py [--repeats 5000]
+    python -m benchmark.host_overhead [--repeats 5000]
 
 Prints microseconds per operation, with and without its optional operands. No kernel runs: what a launch costs is not
 part of it.

@@ -1,8 +1,9 @@
 """Measuring for the benchmarks: alternating timing, the machine's own rates, compilations, and JSON.
 
 Times are medians over rounds in which the contenders take turns, forwards and backwards in alternation (A B C, C B A),
-so that a card that warms up or slows down does so for all of them. On a GPU a turn is one replay of a CUDA Graph
-between two events; replays are queued without waiting, which hides the host's time for a launch behind the one before.
+so that a card that warms up or slows down does so for all of them. What a turn is, the caller chooses: on a GPU one
+replay of a CUDA Graph between two events, queued without waiting, which hides the host's time for a launch behind the
+one before; or the calls themselves, with the host's time for their launches; on a CPU the host's clock.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+from cudnn_fused.plan import PLANS
 
 Call = Callable[[], object]
 
@@ -39,34 +42,37 @@ MOST_SETS = 32
 
 @dataclass
 class Compilations:
-    """How often something was compiled: kernels by CuTe DSL, graphs by ``torch.compile``."""
+    """How often something was compiled: kernels by CuTe DSL, graphs by ``torch.compile``, plans by our functions."""
 
     kernels: int = 0
     graphs: int = 0
+    plans: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.kernels or self.graphs)
+        return bool(self.kernels or self.graphs or self.plans)
 
     def __str__(self) -> str:
-        return f"{self.kernels} kernels and {self.graphs} graphs compiled"
-
-
-def _dynamo_graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"]
+        return f"{self.kernels} kernels, {self.plans} plans and {self.graphs} graphs compiled"
 
 
 @contextmanager
 def counting_compilations() -> Iterator[Compilations]:
     """Count what is compiled inside the context, by any thread of this process."""
     count = Compilations()
-    graphs = _dynamo_graphs()
+    graphs, plans = _dynamo_frames(), PLANS.builds
     with _counting_kernels(count):
         try:
             yield count
         finally:
-            count.graphs = _dynamo_graphs() - graphs
+            count.graphs = _dynamo_frames() - graphs
+            count.plans = PLANS.builds - plans
+
+
+def _dynamo_frames() -> int:
+    """How many frames TorchDynamo has set out to compile, those that hold no graph included."""
+    from torch._dynamo.utils import counters
+
+    return counters["frames"]["total"]
 
 
 @contextmanager
@@ -103,10 +109,14 @@ class Contender:
 
 @dataclass
 class Timing:
-    """Milliseconds of one call, round by round, and what was compiled while they were taken."""
+    """Milliseconds of one call, round by round, and what was compiled while they should have been taken.
+
+    A contender that kept compiling has no rounds. ``discarded`` counts the turns in which something was compiled.
+    """
 
     rounds: dict[str, list[float]] = field(default_factory=dict)
     compilations: Compilations = field(default_factory=Compilations)
+    discarded: dict[str, int] = field(default_factory=dict)
 
     def ms(self, name: str) -> float:
         return statistics.median(self.rounds[name])
@@ -119,6 +129,15 @@ class Timing:
         return (high - low) / self.ms(name)
 
 
+class Turn(Protocol):
+    """A way to time the calls of a contender, which it is constructed with."""
+
+    def __init__(self, contender: Contender) -> None: ...
+
+    def take(self) -> Callable[[], float]:
+        """Make the calls. Returns what gives the milliseconds of one."""
+
+
 class HostTurn:
     """Calls timed by the host's clock: for the CPU."""
 
@@ -126,11 +145,28 @@ class HostTurn:
         self.calls = contender.calls
 
     def take(self) -> Callable[[], float]:
-        """Make the calls. Returns what gives the milliseconds of one."""
         start = time.perf_counter()
         for call in self.calls:
             call()
         elapsed = (time.perf_counter() - start) * 1e3 / len(self.calls)
+        return lambda: elapsed
+
+
+class EventTurn:
+    """Calls launched one by one on an idle GPU, timed by events around them: what a caller waits for."""
+
+    def __init__(self, contender: Contender) -> None:
+        self.calls = contender.calls
+
+    def take(self) -> Callable[[], float]:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for call in self.calls:
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        elapsed = start.elapsed_time(end) / len(self.calls)
         return lambda: elapsed
 
 
@@ -182,25 +218,56 @@ class GraphTurn:
         return elapsed
 
 
-def alternate(contenders: Sequence[Contender], rounds: int, device: torch.device) -> Timing:
-    """Time the contenders in turn.
+def alternate(
+    contenders: Sequence[Contender],
+    rounds: int,
+    turn: type[Turn],
+    *,
+    warm_up: int = 1,
+    retries: int = 0,
+    on_turn: Callable[[], object] = lambda: None,
+) -> Timing:
+    """Time the contenders in turn, after ``warm_up`` rounds in which everything is called and nothing counted.
 
-    Everything is called once before it is counted. If something is compiled after that, the timing has no rounds:
-    what was measured would be the compiler.
+    A turn in which something is compiled measures the compiler: it is not counted but taken again, up to ``retries``
+    times in all for a contender. One that compiles more often than that is left out of the timing. ``on_turn`` is
+    called after every turn, those of the warm-up included.
     """
-    for contender in contenders:
-        for call in contender.calls:
-            call()
-    with counting_compilations() as compilations:
-        turn = GraphTurn if device.type == "cuda" else HostTurn
-        turns = {contender.name: turn(contender) for contender in contenders}
+    for _ in range(warm_up):
+        for contender in contenders:
+            for call in contender.calls:
+                call()
+            on_turn()
+    timing = Timing(discarded={contender.name: 0 for contender in contenders})
+    taken: dict[str, list[Callable[[], float]]] = {contender.name: [] for contender in contenders}
+    with counting_compilations() as timing.compilations:
+        turns: dict[str, Turn] = {}
+        for contender in contenders:
+            with counting_compilations() as meanwhile:
+                turns[contender.name] = turn(contender)
+            timing.discarded[contender.name] += bool(meanwhile)
         forwards = list(turns)
-        taken: dict[str, list[Callable[[], float]]] = {name: [] for name in forwards}
         for index in range(rounds):
             for name in forwards if index % 2 == 0 else reversed(forwards):
-                taken[name].append(turns[name].take())
-        measured = {name: [elapsed() for elapsed in each] for name, each in taken.items()}
-    return Timing({} if compilations else measured, compilations)
+                reading = _reading(turns[name], name, timing.discarded, retries)
+                if reading is not None:
+                    taken[name].append(reading)
+                on_turn()
+    for name, readings in taken.items():
+        if timing.discarded[name] <= retries:
+            timing.rounds[name] = [elapsed() for elapsed in readings]
+    return timing
+
+
+def _reading(turn: Turn, name: str, discarded: dict[str, int], retries: int) -> Callable[[], float] | None:
+    """A turn in which nothing was compiled, or None if too many were not so."""
+    while discarded[name] <= retries:
+        with counting_compilations() as meanwhile:
+            reading = turn.take()
+        if not meanwhile:
+            return reading
+        discarded[name] += 1
+    return None
 
 
 def operand_sets(set_bytes: int, device: torch.device) -> int:

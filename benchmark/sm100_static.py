@@ -1,6 +1,6 @@
 """What the SM100 convolutions cost, without a card: exact counts from the emulator, and an estimate of times from them.
 
-    python benchmark/sm100_static.py [--peers] [--json FILE]
+    python -m benchmark.sm100_static [--peers] [--json FILE]
 
 A kernel runs for one tile in the emulator, which counts products, bytes and how often every line of the PTX is issued;
 with the machine code (``nvdisasm``, in the extra `peers`) that tells what the epilogue issues, pipe by pipe. A shape of
@@ -29,34 +29,28 @@ from unittest import mock
 import torch
 from cutlass import cute
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "ptxemu" / "src"), str(Path(__file__).parent / "conv" / "cutedsl")]
-
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec  # noqa: E402
-from cudnn_fused.kernels.launching import Machine  # noqa: E402
-from cudnn_fused.kernels.padded_grid import TAP_ROWS, PaddedGrid  # noqa: E402
-from cudnn_fused.kernels.postops import PostOps  # noqa: E402
-from cudnn_fused.kernels.rows import RowFinish  # noqa: E402
-from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
+from benchmark.conv.production import DEEPEST, STAGES
+from cudnn_fused.kernels.compiling import LAUNCHERS, DeviceSpec
+from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
+from cudnn_fused.kernels.conv.select import FixedTiling
+from cudnn_fused.kernels.conv.spec import Conv3dSpec
+from cudnn_fused.kernels.conv.tile_sm100 import (
     PAIR,
     SPLIT_OVERHEAD,
     TILES,
     WARP,
+    Sm100Tiling,
     TileConfig,
-    choose,
-    tiles_for,
 )
-from production import DEEPEST, STAGES  # noqa: E402
-
-from cudnn_fused.kernels import launching  # noqa: E402
-from cudnn_fused.kernels.occupancy import expected_clusters  # noqa: E402
-from cudnn_fused.kernels.sm100 import Sm100Kernels  # noqa: E402
-from cudnn_fused.operands import ELEMENT_BYTES  # noqa: E402
-from cudnn_fused.testing.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem  # noqa: E402
-from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL  # noqa: E402
-from ptxemu import Emulation, emulate  # noqa: E402
-from ptxemu.tools import cubin, sass  # noqa: E402
-from ptxemu.tools.sass import Pipe  # noqa: E402
+from cudnn_fused.kernels.epilogue.declaration import Epilogue
+from cudnn_fused.kernels.occupancy import expected_clusters
+from cudnn_fused.kernels.sm100 import sm100
+from cudnn_fused.operands import ELEMENT_BYTES
+from cudnn_fused.selfcheck.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem
+from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL
+from ptxemu import Emulation, emulate
+from ptxemu.tools import cubin, sass
+from ptxemu.tools.sass import Pipe
 
 # NVIDIA states 2.25 PFLOP/s of dense BF16 and 8 TB/s for one B200 of an HGX B200 (data sheet, 2024). It has 148
 # multiprocessors; a fifth-generation tensor core does 8192 BF16 operations a cycle, from which the clock follows.
@@ -170,10 +164,10 @@ def compiling() -> Iterator[None]:
         _cubins[compiled.__ptx__] = compiled.__cubin__
         return compiled
 
-    launching._compile.cache_clear()
+    LAUNCHERS.clear()
     with mock.patch.object(cute, "compile", compile_and_keep):
         yield
-    launching._compile.cache_clear()
+    LAUNCHERS.clear()
 
 
 def counted(kernel: str, emulation: Emulation, rows: int, channels: int, *, flat: bool = False) -> TileCounts:
@@ -214,20 +208,6 @@ def shared_out(several: TileCounts, tiles: int) -> TileCounts:
 # --- kernels -------------------------------------------------------------------------------------------------------
 
 
-class OneTile(Sm100Kernels):
-    """The backend with one tile."""
-
-    spec: Conv3dSpec  # of the last convolution
-
-    def __init__(self, tile: TileConfig) -> None:
-        super().__init__(Machine("sm_100a", PAIR), shared_taps=tile.shared_taps)
-        self.tile = tile
-
-    def tiles(self, spec: Conv3dSpec, machine: Machine) -> tuple[TileConfig, ...]:
-        self.spec = spec
-        return (self.tile,)
-
-
 def case_of(operation: str, plane: tuple[int, int], channels: Channels) -> Case:
     """One frame, behind which no frame is known to be zero."""
     case = Case(operation, 1, 1, *plane, channels)
@@ -246,17 +226,18 @@ def ours(operation: str, channels: Channels, *, shared_taps: bool = False) -> It
             case = dataclasses.replace(case, channels=channels)
         operands = {**make_inputs(case, "cpu", integers=True), **make_outputs(case, "cpu")}
         tensors = [operands.get(operand.name) for operand in case.operation.operands]
-        backend = OneTile(tile)
+        tiling = FixedTiling((tile,), Sm100Tiling())
+        backend, problem = sm100(DeviceSpec("sm_100a", PAIR), tiling), make_problem(case, operands)
         with compiling(), emulate(memory=[one for one in tensors if one is not None], races=False) as emulation:
-            backend.compile(make_problem(case, operands))(tensors, 0)
+            backend.compile(problem)(tensors, None, 0)
         one = counted(f"{tile.tile_m}x{tile.tile_n}", emulation, tile.tile_m, tile.tile_n)
         one = shared_out(one, case.channels[1] // tile.tile_n)
-        yield dataclasses.replace(one, weights=weight_bytes(backend.spec, tile), tile=tile)
+        yield dataclasses.replace(one, weights=weight_bytes(spec_of(operation, case.channels), tile), tile=tile)
 
 
 def weight_bytes(spec: Conv3dSpec, tile: TileConfig) -> int:
     """Weights that both CTAs of a pair load for a tile."""
-    return PAIR * TAP_ROWS * spec.w_taps * tile.n_blocks * tile.b_rows * spec.gemm_channels * ELEMENT_BYTES
+    return PAIR * spec.taps * tile.n_blocks * tile.b_rows * spec.gemm_channels * ELEMENT_BYTES
 
 
 def cudnn(operation: str, channels: Channels) -> TileCounts:
@@ -385,18 +366,18 @@ def print_tiles(title: str, tiles: Tiles) -> None:
 
 def spec_of(operation: str, channels: Channels) -> Conv3dSpec:
     """What the backend makes of a convolution without post-operations."""
-    finish = RowFinish(PostOps(channels[1]))
+    bare = Epilogue(channels[1])
     if operation == CAUSAL:
-        return Conv3dSpec(CAUSAL_PIXEL, finish, joins_w_taps=True)
-    return Conv3dSpec(channels[0], finish)
+        return Conv3dSpec(CAUSAL_PIXEL, bare, joins_w_taps=True)
+    return Conv3dSpec(channels[0], bare)
 
 
 def chosen(tiles: Mapping[str, Tiles], *, shared_taps: bool) -> Iterator[tuple[Channels, Extents, Estimate]]:
     """The tile and split that the backend chooses for each production shape, and cuDNN's kernel."""
     for operation, channels, extents in shapes():
         spec = spec_of(operation, channels)
-        legal = tiles_for(spec, shared_taps=shared_taps)
-        tile, split = choose(spec, legal, PaddedGrid.around(*extents), CLUSTERS)
+        tiling = Sm100Tiling.loading(shared_taps=shared_taps)
+        tile, split, _ = tiling.choose(spec, PaddedGrid.around(*extents), CLUSTERS)
         for counts in tiles[operation][channels]:
             if counts.tile == tile:
                 yield channels, extents, estimate(counts, split, channels, extents)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,23 +15,18 @@ from typing import Any
 import pytest
 import torch
 
+from benchmark.conv import postops
+from benchmark.conv.results_table import table
 from cudnn_fused.plan import Plan
 from cudnn_fused.testing.cases import BY_NAME, Case, Operands, Skip
 
-DIRECTORY = Path(__file__).parents[2] / "benchmark" / "conv" / "cutedsl"
 CHECK = ["--check-only", "--device", "cpu"]
 SMALL = ["--shape", "1,1,2,3,160,160"]
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Any:
-    sys.path.insert(0, str(DIRECTORY))
-    try:
-        import benchmark_conv3d_postops
-
-        yield benchmark_conv3d_postops
-    finally:
-        sys.path.remove(str(DIRECTORY))
+def benchmark() -> ModuleType:
+    return postops
 
 
 def corrupting(name: str, index: int | None, bit: int) -> Any:
@@ -162,7 +159,7 @@ def test_what_compiles_while_timed_is_not_timed(benchmark: ModuleType, monkeypat
 def test_contenders_alternate(benchmark: ModuleType) -> None:
     made: list[str] = []
     contenders = [benchmark.Contender(name, [functools.partial(made.append, name)]) for name in "abc"]
-    timing = benchmark.alternate(contenders, 3, torch.device("cpu"))
+    timing = benchmark.alternate(contenders, 3, benchmark.HostTurn)
     assert "".join(made) == "abc" + "abc" + "cba" + "abc"
     assert {name: len(rounds) for name, rounds in timing.rounds.items()} == {"a": 3, "b": 3, "c": 3}
 
@@ -174,8 +171,8 @@ def test_compiled_kernels_are_counted(benchmark: ModuleType) -> None:
         with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the DSL says about it
             cute.compile(None)
 
-    timing = benchmark.alternate([benchmark.Contender("a", [compile_nothing])], 2, torch.device("cpu"))
-    assert timing.compilations.kernels == 2
+    timing = benchmark.alternate([benchmark.Contender("a", [compile_nothing])], 2, benchmark.HostTurn)
+    assert timing.compilations.kernels == 1  # and no further turn is taken
     assert timing.rounds == {}
 
 
@@ -245,8 +242,6 @@ def test_goals_are_about_figures_that_exist(benchmark: ModuleType) -> None:
 
 def test_results_as_markdown(benchmark: ModuleType) -> None:
     """Figures in their columns, those that miss a goal in bold; nothing where there is no figure."""
-    from results_table import table
-
     case = Case("conv3d_rmsnorm_silu_pad", 1, 4, 8, 9, (160, 320), skip=Skip.BIASED, history=2, leading_zero_frames=0)
     goals = (benchmark.Goal("over_raw", 1.05, at_most=True), benchmark.Goal("compile_ratio", 1.5))
     row = benchmark.Row(benchmark.Entry(case, "", goals), {"ours_ms": 0.12345, "over_raw": 1.061, "compile_ratio": 1.5})
@@ -302,3 +297,13 @@ def test_nothing_to_do(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 def test_a_cpu_is_not_timed(benchmark: ModuleType) -> None:
     with pytest.raises(SystemExit):
         benchmark.main(["--device", "cpu"])
+
+
+def test_the_entry_point_runs_from_anywhere(tmp_path: Path) -> None:
+    """Nothing of the project needs to be installed."""
+    script = Path(postops.__file__).parent / "cutedsl" / "benchmark_conv3d_postops.py"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(script), "--device", "cpu"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nothing to time on a CPU" in done.stderr

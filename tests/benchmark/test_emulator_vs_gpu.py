@@ -1,26 +1,10 @@
-"""The cases that `benchmark/emulator_vs_gpu.py` runs on a GPU are right in the emulator."""
+"""The cases that `benchmark.emulator_vs_gpu` runs on a GPU are right in the emulator."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmark" / "emulator_vs_gpu.py"
-
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("emulator_vs_gpu", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+from benchmark import emulator_vs_gpu as script
 
 
 @pytest.mark.parametrize("name", script.CASES)

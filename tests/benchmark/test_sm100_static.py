@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
-from cudnn_fused.kernels.padded_grid import TAP_ROWS
-from cudnn_fused.kernels.postops import PostOps
-from cudnn_fused.kernels.rows import RowFinish
-from cudnn_fused.kernels.tiling_sm100 import TILES, tap_row_bytes
 
+from benchmark import sm100_static
+from cudnn_fused.kernels.conv.select import Choice
+from cudnn_fused.kernels.conv.spec import Conv3dSpec
+from cudnn_fused.kernels.conv.tile_sm100 import TILES, Sm100Tiling, tap_row_bytes
+from cudnn_fused.kernels.epilogue.declaration import Epilogue
 from ptxemu.tools import sass
 
-SCRIPT = Path(__file__).parents[2] / "benchmark" / "sm100_static.py"
 PLAIN, SQUARE = "conv3d_raw", (160, 160)
 
 
 @pytest.fixture(scope="module")
 def static() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("sm100_static", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["sm100_static"] = module
-    specification.loader.exec_module(module)
-    return module
+    return sm100_static
 
 
 @pytest.fixture
@@ -48,13 +40,13 @@ def disassembler() -> None:
 @pytest.mark.usefixtures("disassembler")
 def test_counts_are_those_of_the_cost_model(static: ModuleType, shared_taps: bool) -> None:
     """A tile in the emulator multiplies and loads what the model that chooses tiles takes it to."""
-    spec = Conv3dSpec(160, RowFinish(PostOps(160)))
+    spec = Conv3dSpec(160, Epilogue(160))
     wide, small = static.ours(PLAIN, SQUARE, shared_taps=shared_taps)
     for counts, tile in ((wide, TILES[1]), (small, TILES[2])):
         tile = replace(tile, shared_taps=shared_taps)
-        assert counts.cycles["products"] == TAP_ROWS * 3 * sum(spec.chunk_steps) * tile.blocks * 80
-        assert counts.global_to_shared == pytest.approx(2 * TAP_ROWS * tap_row_bytes(spec, tile), rel=0.05)
-        pixels = 2 * TAP_ROWS * tile.a_loads(spec) * tile.a_rows(spec) * spec.gemm_channels * 2
+        assert counts.cycles["products"] == spec.window.tap_rows * 3 * sum(spec.chunk_steps) * tile.blocks * 80
+        assert counts.global_to_shared == pytest.approx(2 * spec.window.tap_rows * tap_row_bytes(spec, tile), rel=0.05)
+        pixels = 2 * spec.window.tap_rows * tile.a_loads(spec) * tile.a_rows(spec) * spec.gemm_channels * 2
         assert counts.global_to_shared - counts.weights == pytest.approx(pixels, rel=0.05)
         assert 0 < counts.registers <= 255
         assert counts.cycles["epilogue"] == max(counts.epilogue.values()) > 0
@@ -129,11 +121,11 @@ def test_shapes_get_the_tile_that_the_backend_chooses(static: ModuleType, monkey
     kernels.append(static.TileCounts(static.PEER, 256, 160, 1, 1, 1, flat=True))
     specs = []
 
-    def choose(spec: Conv3dSpec, *_: object) -> object:
+    def choose(tiling: Sm100Tiling, spec: Conv3dSpec, *_: object) -> Choice:
         specs.append(spec)
-        return TILES[2], 2
+        return Choice(TILES[2], 2, 1)
 
-    monkeypatch.setattr(static, "choose", choose)
+    monkeypatch.setattr(Sm100Tiling, "choose", choose)
     tiles = {operation: defaultdict(lambda: kernels) for operation in static.TITLES}
     rows = [(one.kernel, one.split) for _, _, one in static.chosen(tiles, shared_taps=False)]
     assert rows == [("2", 2), (static.PEER, 1)] * len(list(static.shapes()))

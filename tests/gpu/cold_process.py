@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from benchmark.measure import counting_compilations
 from cudnn_fused.testing.cases import Case, Operands, make_inputs, make_plan
 from tests.gpu.harness import TYPICAL, Prepared, assert_equals_reference, call, prepare
 
@@ -133,8 +134,6 @@ SCENARIOS: dict[str, Callable[[], None]] = {
 
 
 def main(scenario: str) -> None:
-    from measure import counting_compilations
-
     with torch.no_grad(), counting_compilations() as compilations:
         SCENARIOS[scenario]()
         torch.cuda.synchronize()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from cudnn_fused.testing.cases import (
 from tests import cases
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmark"))  # for measure
 
 GUARD = 4096  # elements on either side of a tensor: further than a tile reaches past its rows
 GUARD_BITS = 0x7FD5  # a NaN that nobody computes

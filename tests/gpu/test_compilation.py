@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmark.measure import counting_compilations
 from cudnn_fused.plan import PLAN_CAPACITY, PLANS
 from cudnn_fused.testing.cases import Case, Operands, Skip, make_inputs
 from cudnn_fused.user_cache import DIRECTORY_VARIABLE
@@ -94,8 +95,6 @@ def test_processes_share_a_disk_cache(gpu: torch.device, tmp_path: Path) -> None
 
 @ALL_OPERATIONS
 def test_new_shapes_compile_nothing(gpu: torch.device, case: Case) -> None:
-    from measure import counting_compilations
-
     call(case, make_inputs(case, gpu, integers=True))
     with counting_compilations() as compilations:
         for extents in ((1, 1, 1, 1), (1, 3, 2, 150), (3, 2, 31, 17), (1, 1, 30, 52), (2, 4, 60, 104)):
@@ -107,8 +106,6 @@ def test_new_shapes_compile_nothing(gpu: torch.device, case: Case) -> None:
 
 def test_evicted_plans_compile_nothing(gpu: torch.device) -> None:
     """More shapes than the cache holds plans, in turn, give right answers without compiling again."""
-    from measure import counting_compilations
-
     cases = [Case("rmsnorm_silu_pad", 1, 1, 1, width, (160,)) for width in range(1, PLAN_CAPACITY + 2)]
     call(cases[0], make_inputs(cases[0], gpu, integers=True))
     with counting_compilations() as compilations:

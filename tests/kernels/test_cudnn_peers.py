@@ -7,6 +7,7 @@ exactly in any order: convolutions must be equal bit for bit.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch

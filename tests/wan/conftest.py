@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -15,25 +13,18 @@ pytest.importorskip("diffusers", reason="needs the wan extra: pip install 'cudnn
 
 from diffusers import AutoencoderKLWan
 
+from benchmark.e2e import wan22_encode
 from cudnn_fused.wan import fuse_encoder
 from cudnn_fused.wan.fp32_convolutions import Fp32Convolutions
-
-RUNNER = Path(__file__).parents[2] / "benchmark" / "e2e" / "Wan2.2-VAE"
 
 SMALL = {"dim_mult": [1, 2, 2], "num_res_blocks": 1, "temperal_downsample": [False, True], "scale_factor_spatial": 8}
 """What makes the production architecture small: 160 and 320 channels, a 2-D and a 3-D downsampling."""
 
 
 @pytest.fixture(scope="session")
-def run_model() -> Iterator[ModuleType]:
-    """The end-to-end program as a module, without the progress of its imports."""
-    sys.path.insert(0, str(RUNNER))
-    try:
-        import run_model
-
-        yield run_model
-    finally:
-        sys.path.remove(str(RUNNER))
+def run_model() -> ModuleType:
+    """The end-to-end program of the WAN 2.2 encoder."""
+    return wan22_encode
 
 
 def randomize(vae: AutoencoderKLWan) -> AutoencoderKLWan:

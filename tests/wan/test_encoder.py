@@ -17,6 +17,8 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.modeling_outputs import AutoencoderKLOutput
 
 import cudnn_fused
+from benchmark.agreement import judge
+from benchmark.e2e import runner
 from cudnn_fused.wan import FusedWanEncoder, fuse_encoder, unfuse_encoder
 from cudnn_fused.wan.fp32_convolutions import Fp32Convolutions
 from cudnn_fused.wan.packing import PackedParameters
@@ -34,9 +36,10 @@ def test_production_encoder_is_as_close_to_fp32_as_diffusers(
     production_vae: AutoencoderKLWan, run_model: ModuleType
 ) -> None:
     video = random_video(9, 48, 48)  # 3x3 latents: an odd extent at every depth
-    eager, fp32 = eager_moments(production_vae, video), run_model.encode_in_fp32(production_vae, video)
+    eager = eager_moments(production_vae, video)
+    fp32 = runner.in_fp32(run_model.task_for(video), copy.deepcopy(production_vae).float(), video)
     fused = moments(fuse_encoder(copy.deepcopy(production_vae)), video)
-    assert run_model.judge(fused, eager, fp32).holds
+    assert judge(fused, eager, fp32).holds
     assert relative_l2(fused, eager) < SAME_ROUNDING
 
 

@@ -1,6 +1,6 @@
-"""Print the results that ``benchmark_conv3d_postops.py --json`` wrote as a Markdown table.
+"""Print the results that ``benchmark.conv.postops --json`` wrote as a Markdown table.
 
-    python benchmark/conv/cutedsl/results_table.py results.json
+    python -m benchmark.conv.results_table results.json
 
 Figures that miss their goal are bold.
 """

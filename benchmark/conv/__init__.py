@@ -1,0 +1,1 @@
+"""The fused operations, one by one."""

@@ -1,0 +1,1 @@
+"""Whole VAEs, compared with what Diffusers and ``torch.compile`` make of them."""
