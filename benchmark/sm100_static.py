@@ -169,10 +169,10 @@ def compiling() -> Iterator[None]:
         _cubins[compiled.__ptx__] = compiled.__cubin__
         return compiled
 
-    launching._compile.cache_clear()
+    launching.LAUNCHERS.clear()
     with mock.patch.object(cute, "compile", compile_and_keep):
         yield
-    launching._compile.cache_clear()
+    launching.LAUNCHERS.clear()
 
 
 def counted(kernel: str, emulation: Emulation, rows: int, channels: int, *, flat: bool = False) -> TileCounts:

@@ -20,6 +20,7 @@ from cutlass.cute.runtime import make_fake_stream
 
 from cudnn_fused.backends import Launch
 from cudnn_fused.kernels import disk_cache
+from cudnn_fused.kernels.compile_cache import COMPILER_LOCK, CompileCache
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
 from cudnn_fused.kernels.pack_c12 import PackC12
@@ -71,10 +72,10 @@ class Machine:
 
 # --- compiling -----------------------------------------------------------------------------------------------------
 
-_compiling = threading.Lock()
+LAUNCHERS: CompileCache[Any] = CompileCache()
+"""The launchers of this process, by everything that :func:`compiled` takes."""
 
 
-@functools.cache
 def _compile(
     arch: str, build: Callable[..., Any], key: tuple[Any, ...], addresses: int, numbers: int, strides: int
 ) -> Any:
@@ -83,7 +84,8 @@ def _compile(
     def compile_it() -> Any:
         arguments = [Int64(0)] * addresses + [Int32(1)] * 4 + [Int64(1)] * strides + [Int32(1)] * numbers
         stream = make_fake_stream(use_tvm_ffi_env_stream=False)
-        return cute.compile(build(*key), *arguments, stream, options=options)
+        with COMPILER_LOCK:
+            return cute.compile(build(*key), *arguments, stream, options=options)
 
     return disk_cache.get_or_compile(build, (key, addresses, numbers, strides, options), compile_it)
 
@@ -94,8 +96,8 @@ def compiled(arch: str, build: Callable[..., Any], *key: Any, addresses: int, nu
     It takes ``addresses`` device addresses, the four extents of the padded grid, ``strides`` strides and ``numbers``
     more numbers, then the stream.
     """
-    with _compiling:  # the compiler is not re-entrant
-        return _compile(arch, build, key, addresses, numbers, strides)
+    request = (arch, build, key, addresses, numbers, strides)
+    return LAUNCHERS.get(request, functools.partial(_compile, *request))
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 launching = pytest.importorskip("cudnn_fused.kernels.launching")
 
 DEVICE = torch.device("cuda", 1)
+PATIENCE = 10.0  # seconds for another thread to get where it should
 
 
 @pytest.fixture
@@ -59,3 +61,29 @@ def test_a_device_that_cannot_be_used_is_named(
     monkeypatch.setattr(launching.runtime, "cudaSetDevice", lambda index: (failed,))
     with pytest.raises(RuntimeError, match="cuda:1 cannot be made current: cudaErrorDevicesUnavailable"):
         use(1)
+
+
+def test_a_ready_launcher_does_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, released = threading.Event(), threading.Event()
+
+    def compile_it(kernel: str, *_: object, **__: object) -> str:
+        if kernel == "slow":
+            started.set()
+            assert released.wait(PATIENCE)
+        return f"launcher of {kernel}"
+
+    monkeypatch.setattr(launching.cute, "compile", compile_it)
+    monkeypatch.setenv("CUDNN_FUSED_CACHE_DIR", "")
+
+    def get(kernel: str) -> str:
+        return launching.compiled("sm_90a", str, kernel, addresses=1, numbers=0)
+
+    assert get("ready") == "launcher of ready"
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(get, "slow")
+        try:
+            assert started.wait(PATIENCE)
+            assert pool.submit(get, "ready").result(PATIENCE) == "launcher of ready"
+        finally:
+            released.set()
+        assert slow.result(PATIENCE) == "launcher of slow"
