@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
+import uuid
 from pathlib import Path
 
 DIRECTORY_VARIABLE = "CUDNN_FUSED_CACHE_DIR"
+FILE_MODE = 0o666  # less what the umask takes away: whether others may use the files is for the user to say
 
 
 def directory() -> Path | None:
@@ -32,7 +33,9 @@ def write(file: Path, content: bytes) -> None:
     Raises OSError if that is impossible; nothing is left behind then.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    name = file.parent / f"{uuid.uuid4().hex}.tmp"  # a module for temporary files would make it the user's alone
+    binary = getattr(os, "O_BINARY", 0)
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | binary, FILE_MODE)
     try:
         with os.fdopen(handle, "wb") as new:
             new.write(content)

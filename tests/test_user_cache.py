@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,20 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="occupied"):
         user_cache.write(tmp_path / "occupied", b"content")
     assert names(tmp_path) == ["occupied"]
+
+
+@pytest.fixture(params=[0o022, 0o027, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.skipif("sys.platform == 'win32'")
+def test_the_umask_says_who_may_read(tmp_path: Path, umask: int) -> None:
+    file = tmp_path / "made" / "file"
+    user_cache.write(file, b"content")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o777 & ~umask
+    user_cache.write(file, b"other content")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask

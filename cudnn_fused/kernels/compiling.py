@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +12,11 @@ from cutlass import Int64
 from cutlass.cute.runtime import make_fake_stream
 
 from cudnn_fused.kernels import disk_cache
+from cudnn_fused.kernels.compile_cache import COMPILER_LOCK, CompileCache
 from cudnn_fused.kernels.occupancy import expected_clusters
 
-_compiling = threading.Lock()
+LAUNCHERS: CompileCache[Any] = CompileCache()
+"""The launchers of this process, by everything that :func:`compiled` takes."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,14 @@ class DeviceSpec:
             object.__setattr__(self, "clusters", expected_clusters(self.multiprocessors))
 
 
-@functools.cache
 def _compile(arch: str, kernel: type, key: tuple[Any, ...]) -> Any:
     options = f"--enable-tvm-ffi --gpu-arch {arch}"
 
     def compile_it() -> Any:
         built = kernel(*key)
         stream = make_fake_stream(use_tvm_ffi_env_stream=False)
-        return cute.compile(built, stream, *built.signature.placeholders(Int64), options=options)
+        with COMPILER_LOCK:
+            return cute.compile(built, stream, *built.signature.placeholders(Int64), options=options)
 
     return disk_cache.get_or_compile(kernel, (key, options), compile_it)
 
@@ -53,5 +54,5 @@ def compiled(arch: str, kernel: type, *key: Any) -> Any:
 
     It takes the stream, then the values of the kernel's ``signature``.
     """
-    with _compiling:  # the compiler is not re-entrant
-        return _compile(arch, kernel, key)
+    request = (arch, kernel, key)
+    return LAUNCHERS.get(request, functools.partial(_compile, *request))

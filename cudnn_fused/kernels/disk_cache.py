@@ -29,6 +29,7 @@ from cutlass.cutlass_dsl import CuTeDSL
 
 import cudnn_fused
 from cudnn_fused import user_cache
+from cudnn_fused.kernels.compile_cache import COMPILER_LOCK
 from cudnn_fused.kernels.source_digest import source_digest
 
 try:
@@ -178,7 +179,8 @@ def _store(file: Path, launcher: Any) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix=f"{PACKAGE}_") as scratch:
             exported = Path(scratch) / file.name
-            launcher.export_to_c(str(exported), function_name=FUNCTION)
+            with COMPILER_LOCK:
+                launcher.export_to_c(str(exported), function_name=FUNCTION)
             code = exported.read_bytes()
         user_cache.write(file, code + _checksum(file, code))
         _discard_oldest(file.parent)
@@ -204,7 +206,7 @@ def _turn(lock: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # there may be no place for it, or no locks on this file system
             lock.parent.mkdir(parents=True, exist_ok=True)
             if fcntl is not None:
-                handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+                handle = os.open(lock, os.O_RDWR | os.O_CREAT, user_cache.FILE_MODE)
                 stack.callback(os.close, handle)
                 if _locked(handle):
                     stack.callback(fcntl.flock, handle, fcntl.LOCK_UN)  # a fork may have copied the handle

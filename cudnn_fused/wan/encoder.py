@@ -7,8 +7,10 @@ with the frames that the next chunk needs as history.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, MutableSequence, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -28,7 +30,8 @@ from torch import Tensor, nn
 import cudnn_fused
 from cudnn_fused.ops.conv3d_rmsnorm_silu_pad import CONV3D_RMSNORM_SILU_PAD
 from cudnn_fused.wan.fp32_convolutions import Fp32Convolutions
-from cudnn_fused.wan.packing import PackedParameters, as_vector
+from cudnn_fused.wan.packing import PackedParameters, as_vector, as_weight
+from cudnn_fused.wan.support import Structure
 
 HISTORY_FRAMES = 2  # what a 3x3x3 causal convolution looks back on
 
@@ -61,6 +64,22 @@ class Padded(NamedTuple):
     leading_zero_frames: int
 
 
+@dataclass
+class Flow:
+    """What exists between two operations. Each step drops what no later one reads, before it makes anything new."""
+
+    padded: Padded | None = None  # the next convolution's input
+    value: Tensor | None = None  # the sum of which that is the activation
+    skip: Tensor | None = None  # what the next sum adds
+    skip_bias: Tensor | None = None  # what the skip still lacks
+
+    def activated(self, padded: Padded, value: Tensor | None) -> None:
+        """A sum was activated, with the skip in it. Without a skip it is not saved, and the last one stays."""
+        self.padded, self.skip, self.skip_bias = padded, None, None
+        if value is not None:
+            self.value = value
+
+
 class FusedWanEncoder(WanEncoder3d):
     """A ``WanEncoder3d`` whose ``forward`` runs on fused operations; submodules, weights and their names are the same.
 
@@ -71,6 +90,8 @@ class FusedWanEncoder(WanEncoder3d):
     """The methods that run between the fused operations."""
 
     _packed: PackedParameters
+    _structure: Structure
+    _laid_out: list[str]
 
     def forward(
         self,
@@ -91,14 +112,14 @@ class FusedWanEncoder(WanEncoder3d):
 
         Raises:
             TypeError, ValueError: the chunk does not fit, or caches are missing.
-            RuntimeError: the call would have to be differentiated.
+            RuntimeError: the call would have to be differentiated, or a module was changed since the encoder was fused.
         """
         if feat_cache is None or feat_idx is None:
             raise ValueError("the fused WAN encoder encodes chunk by chunk: it needs feat_cache and feat_idx")
         self._check_chunk(x)
         history = History(feat_cache, feat_idx)
         convolutions = Fp32Convolutions() if x.device.type == "cpu" else nullcontext()
-        with torch.autocast(x.device.type, enabled=False), convolutions:
+        with self._one_encode(), torch.autocast(x.device.type, enabled=False), convolutions:
             return self._encode_chunk(x, history)
 
     @property
@@ -114,9 +135,13 @@ class FusedWanEncoder(WanEncoder3d):
         for name in self.TORCH_PARTS:
             setattr(self, name, torch.compile(getattr(self, name), **options))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        self._packed.clear()  # a move to another device should free the copies too
-        return super()._apply(fn, recurse)
+    @contextmanager
+    def _one_encode(self) -> Iterator[None]:
+        """Around all chunks of an encode: the modules are checked, and parameters are packed, once."""
+        with self._packed.for_one_encode() as is_outermost:
+            if is_outermost:
+                self._structure.check()
+            yield
 
     def _check_chunk(self, x: Tensor) -> None:
         weight = self.conv_in.weight
@@ -141,130 +166,134 @@ class FusedWanEncoder(WanEncoder3d):
     # --- the chain -------------------------------------------------------------------------------------------------
 
     def _encode_chunk(self, x: Tensor, history: History) -> Tensor:
-        first = self.down_blocks[0].resnets[0]
-        raw, frames = cudnn_fused.causal_conv3d_with_cache(
-            x, self._packed.get(self.conv_in.weight, cudnn_fused.pack_causal_conv3d_weight), history.previous()
-        )
-        history.advance(frames)
-        padded, value = self._normalize(raw, first.norm1, history, bias=self.conv_in.bias, save_input=True)
-
+        flow = self._enter(x, history)
         openings = [stage.resnets[0].norm1 for stage in self.down_blocks[1:]] + [self.mid_block.resnets[0].norm1]
         for stage, opening in zip(self.down_blocks, openings, strict=True):
-            average = self._average(stage.avg_shortcut, value)
-            sums = self._residual_blocks(stage.resnets, padded, value, history)
-            reduced = self._reduce(stage.downsampler, sums, history)
-            padded, value = self._normalize(reduced, opening, history, residual=average)
+            self._run_stage(stage, opening, flow, history)
+        self._run_middle(flow, history)
+        return self._project(self.conv_out, flow.padded.frames)
 
+    def _enter(self, x: Tensor, history: History) -> Flow:
+        weight = self._packed.get(self.conv_in.weight, cudnn_fused.pack_causal_conv3d_weight)
+        raw, frames = cudnn_fused.causal_conv3d_with_cache(x, weight, history.previous())
+        history.advance(frames)
+        flow = Flow()
+        self._normalize(raw, flow, self.down_blocks[0].resnets[0].norm1, history, self.conv_in.bias, save_input=True)
+        return flow
+
+    def _run_stage(self, stage: nn.Module, opening: WanRMS_norm, flow: Flow, history: History) -> None:
+        """Run a stage, then ``opening``, the first normalization of what follows it."""
+        average = self._average(stage.avg_shortcut, flow.value)
+        self._residual_blocks(stage.resnets, flow, history)
+        reduced = self._reduce(stage.downsampler, flow, history)
+        flow.skip = average
+        self._normalize(reduced, flow, opening, history)
+
+    def _run_middle(self, flow: Flow, history: History) -> None:
+        """Run the middle blocks, then the last normalization."""
         before, after = self.mid_block.resnets
-        sums = self._residual_blocks([before], padded, value, history)
-        value = self._attend(self.mid_block.attentions[0], _without_padding(sums))
-        padded, _ = self._normalize(value, after.norm1, history)
-        padded, skip, skip_bias = self._open_block(after, padded, value, history)
-        padded, _ = self._convolve(after.conv2, padded, self.norm_out, history, skip, skip_bias)
-        return self._project(self.conv_out, padded.frames)
+        self._residual_blocks([before], flow, history)
+        flow.value = _without_padding(flow.value)
+        flow.value = self._attend(self.mid_block.attentions[0], flow.value)
+        self._normalize(flow.value, flow, after.norm1, history)
+        self._open_block(after, flow, history)
+        self._convolve(after.conv2, flow, self.norm_out, history)
+        flow.value = None
 
-    def _residual_blocks(
-        self, blocks: Sequence[WanResidualBlock], padded: Padded, value: Tensor, history: History
-    ) -> Tensor:
-        """Run ``blocks`` on ``value``, whose activation is ``padded``.
+    def _residual_blocks(self, blocks: Sequence[WanResidualBlock], flow: Flow, history: History) -> None:
+        """Run ``blocks`` on ``flow.value``, whose activation is ``flow.padded``.
 
-        Returns:
-            their output behind which a zero row and column stand: ``[N, T, H+1, W+1, C]``.
+        Afterwards ``flow.value`` is their output behind which a zero row and column stand: ``[N, T, H+1, W+1, C]``.
         """
         for block, following in pairwise(blocks):
-            padded, skip, skip_bias = self._open_block(block, padded, value, history)
-            padded, value = self._convolve(block.conv2, padded, following.norm1, history, skip, skip_bias)
+            self._open_block(block, flow, history)
+            self._convolve(block.conv2, flow, following.norm1, history)
         last = blocks[-1]
-        padded, skip, skip_bias = self._open_block(last, padded, value, history)
-        return cudnn_fused.conv3d_bias_residual_pad(
-            padded.frames,
+        self._open_block(last, flow, history)
+        flow.value = cudnn_fused.conv3d_bias_residual_pad(
+            flow.padded.frames,
             self._weight(last.conv2),
             self._vector(last.conv2.bias),
-            skip,
-            self._vector(skip_bias),
-            leading_zero_frames=padded.leading_zero_frames,
+            flow.skip,
+            self._vector(flow.skip_bias),
+            leading_zero_frames=flow.padded.leading_zero_frames,
         ).padded_output
+        flow.padded = flow.skip = flow.skip_bias = None
 
-    def _open_block(
-        self, block: WanResidualBlock, padded: Padded, value: Tensor, history: History
-    ) -> tuple[Padded, Tensor, Tensor | None]:
-        """The first half of a block: its second convolution's input, and the skip with the bias it still lacks."""
-        padded, _ = self._convolve(block.conv1, padded, block.norm2, history)
+    def _open_block(self, block: WanResidualBlock, flow: Flow, history: History) -> None:
+        """The first half of a block; then the sum that entered it is the skip, or what its shortcut makes of it."""
+        self._convolve(block.conv1, flow, block.norm2, history)
         if isinstance(block.conv_shortcut, nn.Identity):
-            return padded, value, None
-        return padded, self._shortcut(block.conv_shortcut, value), block.conv_shortcut.bias
+            flow.skip = flow.value
+        else:
+            flow.skip = self._shortcut(block.conv_shortcut, flow.value)
+            flow.skip_bias = block.conv_shortcut.bias
+        flow.value = None
 
     # --- fused operations ------------------------------------------------------------------------------------------
 
-    def _convolve(
-        self,
-        conv: WanCausalConv3d,
-        padded: Padded,
-        norm: WanRMS_norm,
-        history: History,
-        residual: Tensor | None = None,
-        residual_bias: Tensor | None = None,
-    ) -> tuple[Padded, Tensor | None]:
-        """``conv``, then ``norm`` and SiLU. Returns the next input, and with a residual the sum before ``norm``."""
-        weight, zeros = self._weight(conv), padded.leading_zero_frames
+    def _convolve(self, conv: WanCausalConv3d, flow: Flow, norm: WanRMS_norm, history: History) -> None:
+        """``conv`` of ``flow.padded`` plus the skip, then ``norm`` and SiLU."""
+        weight, zeros = self._weight(conv), flow.padded.leading_zero_frames
         if (conv.in_channels, conv.out_channels) not in CONV3D_RMSNORM_SILU_PAD.channels:
-            raw = cudnn_fused.conv3d_raw(padded.frames, weight, leading_zero_frames=zeros)
-            return self._normalize(raw, norm, history, conv.bias, residual, residual_bias)
+            raw = cudnn_fused.conv3d_raw(flow.padded.frames, weight, leading_zero_frames=zeros)
+            flow.padded = None
+            self._normalize(raw, flow, norm, history, conv.bias)
+            return
         previous = history.previous()
         frames, cache, value = cudnn_fused.conv3d_rmsnorm_silu_pad(
-            padded.frames,
+            flow.padded.frames,
             weight,
             self._vector(conv.bias),
             self._vector(norm.gamma),
-            residual=residual,
-            residual_bias=self._vector(residual_bias),
+            residual=flow.skip,
+            residual_bias=self._vector(flow.skip_bias),
             previous=previous,
             leading_zero_frames=zeros,
         )
         history.advance(cache)
-        return Padded(frames, _missing_frames(previous)), value
+        flow.activated(Padded(frames, _missing_frames(previous)), value)
 
     def _normalize(
         self,
         x: Tensor,
+        flow: Flow,
         norm: WanRMS_norm,
         history: History,
         bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        residual_bias: Tensor | None = None,
         save_input: bool = False,
-    ) -> tuple[Padded, Tensor | None]:
-        """``norm`` and SiLU of ``x`` plus what it still lacks; returns as :meth:`_convolve` does."""
+    ) -> None:
+        """``norm`` and SiLU of ``x`` plus ``bias`` and the skip, which may be saved before that."""
         previous = history.previous()
         frames, cache, value = cudnn_fused.rmsnorm_silu_pad(
             x,
             self._vector(norm.gamma),
             self._vector(bias),
             previous,
-            residual,
-            self._vector(residual_bias),
+            flow.skip,
+            self._vector(flow.skip_bias),
             save_input=save_input,
         )
         history.advance(cache)
-        return Padded(frames, _missing_frames(previous)), value
+        flow.activated(Padded(frames, _missing_frames(previous)), value)
 
     def _weight(self, conv: WanCausalConv3d) -> Tensor:
-        return self._packed.get(conv.weight, cudnn_fused.pack_conv3d_weight)
+        return self._packed.get(conv.weight, as_weight)
 
     def _vector(self, parameter: Tensor | None) -> Tensor | None:
         return None if parameter is None else self._packed.get(parameter, as_vector)
 
     # --- what stays in PyTorch -------------------------------------------------------------------------------------
 
-    def _reduce(self, downsampler: WanResample | None, sums: Tensor, history: History) -> Tensor:
-        """Halve the extents and, in a ``downsample3d``, the frames.
+    def _reduce(self, downsampler: WanResample | None, flow: Flow, history: History) -> Tensor:
+        """``flow.value``, of which nothing is left, with its extents and, in a ``downsample3d``, its frames halved.
 
         The first chunk has a single frame. Later ones begin with the last frame before them.
         """
-        if downsampler is None:
-            return _without_padding(sums)
-        frames = self._downsample(downsampler.resample[1], sums)
-        if downsampler.mode != "downsample3d":
+        reduce = _without_padding if downsampler is None else partial(self._downsample, downsampler.resample[1])
+        frames = reduce(flow.value)
+        flow.value = None
+        if downsampler is None or downsampler.mode != "downsample3d":
             return frames
         previous = history.previous()
         history.advance(frames[:, -1:].clone())

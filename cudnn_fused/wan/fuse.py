@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanEncoder3d
 
 from cudnn_fused.wan.encoder import FusedWanEncoder
-from cudnn_fused.wan.packing import PackedParameters
-from cudnn_fused.wan.support import check_vae
+from cudnn_fused.wan.packing import LAYOUT, PackedParameters
+from cudnn_fused.wan.support import Structure, check_vae
 
 CHUNK_FRAMES = 4  # Diffusers encodes one frame and then chunks of four
 
@@ -18,9 +20,13 @@ CHUNK_FRAMES = 4  # Diffusers encodes one frame and then chunks of four
 def fuse_encoder(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     """Make ``vae.encode`` run on fused operations. In place; a second call changes nothing.
 
-    Weights, ``state_dict()`` and what ``encode`` takes and returns stay as they are. Afterwards ``encode`` is
-    inference-only, takes BF16 video of 1 + 4k frames whose height and width are multiples of 16, and refuses anything
-    else with TypeError or ValueError, where Diffusers drops frames that do not fill a chunk.
+    The memory of the convolutions' weights is put into the order that the operations read, ``torch.channels_last_3d``,
+    so that there are no copies of them. Values, ``state_dict()`` and what ``encode`` takes and returns stay the same.
+    Afterwards ``encode`` is inference-only, takes BF16 video of 1 + 4k frames whose height and width are multiples of
+    16, and refuses anything else with TypeError or ValueError, where Diffusers drops frames that do not fill a chunk.
+
+    Every encode reads the parameters as they are then, however they were written. It raises RuntimeError if modules of
+    the encoder were changed: replaced, given hooks or another ``forward``, parametrized, or offloaded one by one.
 
     Args:
         vae: a WAN 2.2 ``AutoencoderKLWan`` in BF16, on any device.
@@ -35,29 +41,77 @@ def fuse_encoder(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     if isinstance(getattr(vae, "encoder", None), FusedWanEncoder):
         return vae
     check_vae(vae)
-    vae.encoder._packed = PackedParameters()
-    vae.encoder.__class__ = FusedWanEncoder
-    vae._encode = partial(_encode, vae)  # unlike a method, it survives pickling
+    encoder = vae.encoder
+    encoder._packed = PackedParameters()
+    encoder._structure = Structure(encoder)
+    encoder._laid_out = _lay_out(encoder)
+    encoder.__class__ = FusedWanEncoder
+    for name, function in _REPLACED.items():
+        setattr(vae, name, _WeakMethod(function, vae))
     return vae
 
 
 def unfuse_encoder(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     """Undo :func:`fuse_encoder`, in place. Returns ``vae``."""
-    if isinstance(vae.encoder, FusedWanEncoder):
-        for name in ("_packed", *FusedWanEncoder.TORCH_PARTS):
-            vars(vae.encoder).pop(name, None)
-        vae.encoder.__class__ = WanEncoder3d
-        del vae._encode
+    encoder = vae.encoder
+    if isinstance(encoder, FusedWanEncoder):
+        for name in encoder._laid_out:
+            weight = encoder.get_parameter(name)
+            weight.data = weight.data.contiguous()
+        for name in ("_packed", "_structure", "_laid_out", *FusedWanEncoder.TORCH_PARTS):
+            vars(encoder).pop(name, None)
+        encoder.__class__ = WanEncoder3d
+        for name in _REPLACED:
+            vars(vae).pop(name, None)
     return vae
+
+
+class _WeakMethod:
+    """A function bound to an object that does not live longer for it: one that holds it is freed at once.
+
+    Unlike a method of a local class it survives pickling, and a copy of the object gets one of its own.
+    """
+
+    def __init__(self, function: Callable[..., Any], owner: object) -> None:
+        self._function = function
+        self._owner = weakref.ref(owner)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._function(self._owner(), *arguments, **options)
+
+    def __reduce__(self) -> tuple[type[_WeakMethod], tuple[Callable[..., Any], object]]:
+        return _WeakMethod, (self._function, self._owner())
+
+
+def _lay_out(encoder: WanEncoder3d) -> list[str]:
+    """Order the memory of all 3-D convolution weights as the operations read it. Returns those that were not so."""
+    changed = []
+    for name, parameter in encoder.named_parameters():
+        if parameter.dim() == len("OITRS") and not parameter.is_contiguous(memory_format=LAYOUT):
+            parameter.data = parameter.data.contiguous(memory_format=LAYOUT)
+            changed.append(name)
+    return changed
 
 
 def _encode(vae: AutoencoderKLWan, x: torch.Tensor) -> torch.Tensor:
     """``AutoencoderKLWan._encode`` for videos that fit, which leaves no caches behind if it fails."""
     _check_video(vae, x)
     try:
-        return AutoencoderKLWan._encode(vae, x)
+        with vae.encoder._one_encode():
+            return AutoencoderKLWan._encode(vae, x)
     finally:
         vae.clear_cache()
+
+
+def _refuse_group_offload(vae: AutoencoderKLWan, *_: object, **__: object) -> NoReturn:
+    raise ValueError(
+        "group offloading moves weights when the modules that hold them are called, and the fused encoder does not "
+        "call them: offload the VAE as a whole (pipe.enable_model_cpu_offload()), or call unfuse_encoder(vae) first"
+    )
+
+
+_REPLACED = {"_encode": _encode, "enable_group_offload": _refuse_group_offload}
+"""What stands in a fused VAE before the methods of its class."""
 
 
 def _check_video(vae: AutoencoderKLWan, x: torch.Tensor) -> None:

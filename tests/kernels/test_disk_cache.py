@@ -45,12 +45,13 @@ PACKING = (2, "input", "previous", "padded_input", "cache_output")
 IDENTITY = ("some", "identity")
 PROCESSES = 3
 PATIENCE = 240  # seconds for processes that import the compiler
+NOBODY = 65534  # a user who owns nothing
 ROOT = Path(__file__).parents[2]
 
 
 def pack() -> Any:
     """The launcher of a small kernel, past the cache of the process."""
-    return compiling._compile.__wrapped__(ARCH, PackC12, PACKING)
+    return compiling._compile(ARCH, PackC12, PACKING)
 
 
 def assert_is_launcher(launcher: Any) -> None:
@@ -326,6 +327,29 @@ def test_a_place_that_cannot_be_written(cache: Path, monkeypatch: pytest.MonkeyP
     assert (compiler.count, compiler.exports) == (3, 1)
     monkeypatch.undo()
     assert entries(cache) == before
+
+
+@pytest.mark.skipif("not hasattr(os, 'geteuid') or os.geteuid() != 0", reason="only root can be another user")
+def test_another_user_loads_what_root_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that is filled as root, in an image for instance, serves users who may not write there."""
+    with tempfile.TemporaryDirectory() as shared:
+        os.chmod(shared, 0o755)  # others are to read it
+        monkeypatch.setenv(user_cache.DIRECTORY_VARIABLE, shared)
+        before = os.umask(0o022)
+        try:
+            get(Compiler())
+        finally:
+            os.umask(before)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                os.setuid(NOBODY)
+                compiler = Compiler()
+                get(compiler)
+                status = compiler.count + 10 * os.access(shared, os.W_OK)
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # --- broken entries ------------------------------------------------------------------------------------------------

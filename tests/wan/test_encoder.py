@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKLQwenImage, AutoencoderKLWan
@@ -19,9 +20,8 @@ from diffusers.models.modeling_outputs import AutoencoderKLOutput
 import cudnn_fused
 from benchmark.agreement import judge
 from benchmark.e2e import runner
-from cudnn_fused.wan import FusedWanEncoder, fuse_encoder, unfuse_encoder
+from cudnn_fused.wan import FusedWanEncoder, fuse_encoder, packing, unfuse_encoder
 from cudnn_fused.wan.fp32_convolutions import Fp32Convolutions
-from cudnn_fused.wan.packing import PackedParameters
 from tests.wan.conftest import SMALL, Mutate, eager_moments, moments, random_video, relative_l2, unused_decoder
 
 SAME_ROUNDING = 0.02
@@ -216,6 +216,21 @@ def give_other_data(vae: AutoencoderKLWan) -> None:
     conv.weight.data = conv.weight.data * 3
 
 
+def write_through_data(vae: AutoencoderKLWan) -> None:
+    """As helpers that average weights do: PyTorch counts no such writes."""
+    for parameter in vae.encoder.parameters():
+        parameter.data.mul_(0.8)
+
+
+def load_into_other_objects(vae: AutoencoderKLWan) -> None:
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        load_other_weights(vae)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
 def load_other_weights(vae: AutoencoderKLWan) -> None:
     vae.load_state_dict({name: tensor * 0.75 for name, tensor in vae.state_dict().items()})
 
@@ -231,6 +246,8 @@ def assign_other_weights(vae: AutoencoderKLWan) -> None:
         change_gamma_in_place,
         replace_the_input_weight,
         give_other_data,
+        write_through_data,
+        load_into_other_objects,
         load_other_weights,
         assign_other_weights,
     ],
@@ -246,7 +263,9 @@ def test_changed_weights_are_used(small_vae: AutoencoderKLWan, change: Mutate) -
     assert torch.equal(after, moments(fuse_encoder(small_vae), video))
 
 
-def test_weights_are_packed_once(fused_vae: AutoencoderKLWan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_do_not_fit_are_packed_once_an_encode(
+    fused_vae: AutoencoderKLWan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = Counter[int]()
     for name in ("pack_conv3d_weight", "pack_causal_conv3d_weight"):
         pack = getattr(cudnn_fused, name)
@@ -255,7 +274,7 @@ def test_weights_are_packed_once(fused_vae: AutoencoderKLWan, monkeypatch: pytes
             packed[id(weight)] += 1
             return pack(weight)
 
-        monkeypatch.setattr(cudnn_fused, name, count)
+        monkeypatch.setattr(cudnn_fused if name.startswith("pack_causal") else packing, name, count)
     for _ in range(2):
         fused_vae.encode(random_video(5, 16, 16))
     convolutions = [
@@ -263,39 +282,9 @@ def test_weights_are_packed_once(fused_vae: AutoencoderKLWan, monkeypatch: pytes
         for name, module in fused_vae.encoder.named_modules()
         if isinstance(module, WanCausalConv3d) and module.kernel_size == (3, 3, 3) and name != "conv_out"
     ]
-    assert len(packed) == len(convolutions)
-    assert set(packed.values()) == {1}
-
-
-def test_memory_that_is_used_again_is_not_taken_for_the_same_weight() -> None:
-    memory = np.ones(8, dtype=np.float32)
-    packed, parameter = PackedParameters(), torch.nn.Parameter(torch.from_numpy(memory), requires_grad=False)
-    address, version = parameter.data_ptr(), parameter._version
-    packed.get(parameter, torch.clone)
-    parameter.data = torch.empty(8)  # frees the first storage
-    memory[:] = 2
-    parameter.data = torch.from_numpy(memory)  # another storage at the same address
-    assert (parameter.data_ptr(), parameter._version) == (address, version)
-    assert packed.get(parameter, torch.clone)[0] == 2
-
-
-def test_inference_tensors_are_packed_at_every_use() -> None:
-    with torch.inference_mode():
-        packed, parameter = PackedParameters(), torch.ones(8)
-        packed.get(parameter, torch.clone)
-        parameter.mul_(2)
-        assert packed.get(parameter, torch.clone)[0] == 2
-
-
-def test_copies_of_weights_go_with_the_module(fused_vae: AutoencoderKLWan) -> None:
-    video = random_video(1, 16, 16)
-    expected = moments(fused_vae, video)
-    assert len(fused_vae.encoder._packed._packed) > 0
-    fused_vae.to(torch.float32)
-    assert len(fused_vae.encoder._packed._packed) == 0
-    with pytest.raises(TypeError, match="float32"):
-        fused_vae.encode(video)
-    assert torch.equal(moments(fused_vae.to(torch.bfloat16), video), expected)
+    assert set(packed.values()) == {2}  # once an encode
+    narrow = [name for name in convolutions if fused_vae.encoder.get_submodule(name).in_channels % 64]
+    assert 0 < len(packed) == len(narrow) < len(convolutions)  # the others are read where they lie
 
 
 def test_checkpoints_stay_those_of_diffusers(fused_vae: AutoencoderKLWan, tmp_path: Path) -> None:
@@ -309,6 +298,78 @@ def test_checkpoints_stay_those_of_diffusers(fused_vae: AutoencoderKLWan, tmp_pa
     assert loaded.config["_class_name"] == "AutoencoderKLWan"
     for name, tensor in fused_vae.encoder.state_dict().items():
         assert torch.equal(loaded.encoder.state_dict()[name], tensor), name
+
+
+def with_lora(vae: AutoencoderKLWan) -> None:
+    shortcut = vae.encoder.down_blocks[1].resnets[0].conv_shortcut
+    forward = shortcut.forward
+    shortcut.forward = lambda x, *rest: forward(x, *rest) + 1
+
+
+def with_an_offloading_hook(vae: AutoencoderKLWan) -> None:
+    first_block(vae)._hf_hook = object()
+
+
+def with_another_module(vae: AutoencoderKLWan) -> None:
+    first_block(vae).conv1 = copy.deepcopy(first_block(vae).conv1)
+
+
+MODULE_CHANGES = {
+    "with_lora": (with_lora, "down_blocks.1.resnets.0.conv_shortcut has hooks or a forward of its own"),
+    "with_a_hook": (lambda vae: with_a_hook(vae), "down_blocks.0.resnets.0.conv1 has hooks"),
+    "with_weight_norm": (lambda vae: with_weight_norm(vae), "conv1 was parametrized"),
+    "with_another_module": (with_another_module, "conv1 was replaced"),
+    "with_a_subclass": (lambda vae: with_a_subclass(vae), "conv1"),
+    "without_a_bias": (lambda vae: without_a_bias(vae), "conv1.*lost a parameter"),
+    "with_other_padding": (lambda vae: with_other_padding(vae), "conv2 had _padding"),
+    "with_an_offloading_hook": (with_an_offloading_hook, "enable_model_cpu_offload"),
+}
+
+
+@pytest.mark.parametrize("name", MODULE_CHANGES)
+def test_modules_that_change_after_fusing_are_named(fused_vae: AutoencoderKLWan, name: str) -> None:
+    change, message = MODULE_CHANGES[name]
+    change(fused_vae)
+    with pytest.raises(RuntimeError, match=message):
+        fused_vae.encode(random_video(1, 16, 16))
+
+
+def test_group_offloading_is_refused_when_it_is_set_up(fused_vae: AutoencoderKLWan) -> None:
+    with pytest.raises(ValueError, match="enable_model_cpu_offload"):
+        fused_vae.enable_group_offload(onload_device=torch.device("cpu"), offload_type="block_level")
+    assert "enable_group_offload" not in vars(unfuse_encoder(fused_vae))
+
+
+def test_a_deleted_vae_is_freed_at_once(fused_vae: AutoencoderKLWan) -> None:
+    fused_vae.encode(random_video(1, 16, 16))
+    copied = copy.deepcopy(fused_vae)
+    copied.encode(random_video(1, 16, 16))
+    parameters = [weakref.ref(parameter) for parameter in copied.parameters()]
+    alive = weakref.ref(copied)
+    gc.disable()
+    try:
+        del copied
+        assert alive() is None
+        assert not any(parameter() is not None for parameter in parameters)
+    finally:
+        gc.enable()
+
+
+def test_no_copy_of_a_parameter_outlives_an_encode(fused_vae: AutoencoderKLWan) -> None:
+    copies: list[weakref.ref[torch.Tensor]] = []
+    fused_vae.encode(random_video(5, 16, 16))
+    assert fused_vae.encoder._packed._operands is None
+    operation = cudnn_fused.conv3d_rmsnorm_silu_pad
+
+    def record(x: torch.Tensor, weight: torch.Tensor, *rest: object, **options: object) -> object:
+        copies.append(weakref.ref(weight))
+        return operation(x, weight, *rest, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cudnn_fused, "conv3d_rmsnorm_silu_pad", record)
+        fused_vae.encode(random_video(1, 16, 16))
+    assert copies
+    assert not any(copy() is not None for copy in copies)
 
 
 # --- fusing and undoing it -------------------------------------------------------------------------------------------
