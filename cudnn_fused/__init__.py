@@ -5,6 +5,8 @@ input, or the reference where there are none; the ``Sm90`` and ``Sm100`` names s
 """
 
 from cudnn_fused import torch_ops as torch_ops
+from cudnn_fused.cudnn_names import pack_causal_conv3d_weight_sm100, pack_conv3d_weight_sm100
+from cudnn_fused.errors import DeviceUnavailableError, OperandTypeError
 from cudnn_fused.ops.causal_conv3d_with_cache import (
     CausalConv3dWithCache,
     CausalConv3dWithCacheSm90,
@@ -53,12 +55,11 @@ from cudnn_fused.ops.rmsnorm_silu_pad import (
     rmsnorm_silu_pad_wrapper_sm90,
     rmsnorm_silu_pad_wrapper_sm100,
 )
+from cudnn_fused.results import Result
 from cudnn_fused.weights import pack_causal_conv3d_weight, pack_conv3d_weight
 
 pack_conv3d_weight_sm90 = pack_conv3d_weight
-pack_conv3d_weight_sm100 = pack_conv3d_weight
 pack_causal_conv3d_weight_sm90 = pack_causal_conv3d_weight
-pack_causal_conv3d_weight_sm100 = pack_causal_conv3d_weight
 
 __version__ = "0.1.0"
 
@@ -78,6 +79,9 @@ __all__ = [
     "Conv3dRmsNormSiluPadSm100",
     "Conv3dRmsNormSiluSm90",
     "Conv3dRmsNormSiluSm100",
+    "DeviceUnavailableError",
+    "OperandTypeError",
+    "Result",
     "RmsNormSiluPad",
     "RmsNormSiluPadSm90",
     "RmsNormSiluPadSm100",

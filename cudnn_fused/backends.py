@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from cudnn_fused import reference, streams, targets
+from cudnn_fused.errors import DeviceUnavailableError
 from cudnn_fused.operands import Operation, Problem
 from cudnn_fused.targets import Target
 
@@ -87,6 +88,20 @@ def kernels_for(operation: Operation, target: Target) -> Backend | None:
     return kernels if kernels.supports(operation) else None
 
 
+def check_target(target: Target | None) -> None:
+    """What can be refused before any operand is looked at: names of one target need the DSL."""
+    if target is not None and target.name in KERNELS:
+        targets.check_dsl()
+
+
+def names_that_serve(capability: tuple[int, int]) -> str:
+    """Which public names run on a GPU, in words."""
+    served = targets.target_of(capability)
+    if served is None:
+        return "the names without a suffix run the reference on it"
+    return f"the {served.name.capitalize()} names, and those without a suffix, serve it"
+
+
 def select_backend(operation: Operation, target: Target | None, device: torch.device) -> Backend:
     """The backend for ``operation`` on ``device``.
 
@@ -94,7 +109,7 @@ def select_backend(operation: Operation, target: Target | None, device: torch.de
     none. With a target it is that target's kernels or an error.
 
     Raises:
-        RuntimeError: a target was asked for and there is no CUDA device.
+        DeviceUnavailableError: a target was asked for and there is no CUDA device.
         ValueError: a target was asked for and the tensors are on the CPU.
         NotImplementedError: the GPU is not one the target serves, the DSL is absent or too old, or the target's
             kernel for this operation does not exist.
@@ -105,7 +120,7 @@ def select_backend(operation: Operation, target: Target | None, device: torch.de
         served = targets.target_of(targets.capability_of(device))
         return (kernels_for(operation, served) if served else None) or REFERENCE
     if not torch.cuda.is_available():
-        raise RuntimeError(f"{operation.name}: {target.name} needs a CUDA device, and none is available")
+        raise DeviceUnavailableError(f"{operation.name}: {target.name} needs a CUDA device, and none is available")
     if device.type != "cuda":
         raise ValueError(f"{operation.name}: {target.name} needs CUDA tensors, got tensors on {device}")
     capability = targets.capability_of(device)
@@ -113,7 +128,8 @@ def select_backend(operation: Operation, target: Target | None, device: torch.de
         served_by = " or ".join(f"{major}.{minor}" for (major, minor), _ in target.archs)
         raise NotImplementedError(
             f"{operation.name}: {target.name} kernels need compute capability {served_by}; "
-            f"{device} ({torch.cuda.get_device_name(device)}) has {capability[0]}.{capability[1]}"
+            f"{device} ({torch.cuda.get_device_name(device)}) has {capability[0]}.{capability[1]}: "
+            f"{names_that_serve(capability)}"
         )
     kernels = kernels_for(operation, target)
     if kernels is None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections import namedtuple
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from cudnn_fused.errors import OperandTypeError
 
 if TYPE_CHECKING:
     from cudnn_fused.kernels.lowering import Computation
@@ -103,11 +104,21 @@ class Option:
     extension: bool = False
     meaning: str = ""
 
-    def check(self, operation: str, value: object) -> None:
-        """Raise ValueError unless ``value`` is one of the choices."""
-        if type(value) is not int or value not in self.choices:
-            allowed = ", ".join(map(str, self.choices))
+    def normalize(self, operation: str, value: object) -> int:
+        """``value`` as an int: anything with ``__index__`` that is one of the choices, but no bool.
+
+        Raises OperandTypeError, which is a ValueError too, for what is no whole number, and ValueError for a wrong one.
+        """
+        allowed = ", ".join(map(str, self.choices))
+        if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype is torch.bool):
+            raise OperandTypeError(f"{operation}: {self.name} must be one of {allowed}, got {value!r}")
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise OperandTypeError(f"{operation}: {self.name} must be one of {allowed}, got {value!r}") from None
+        if number not in self.choices:
             raise ValueError(f"{operation}: {self.name} must be one of {allowed}, got {value!r}")
+        return number
 
 
 @dataclass(frozen=True)
@@ -130,14 +141,22 @@ class Operation:
     options: tuple[Option, ...] = ()
     extension_channels: tuple[tuple[int, ...], ...] = ()
 
-    @cached_property
-    def inputs(self) -> tuple[Operand, ...]:
-        return tuple(operand for operand in self.operands if not operand.written)
+    # What follows from the table. Computed at once: torch.compile cannot trace a property that is made when first used.
+    inputs: tuple[Operand, ...] = field(init=False, repr=False, compare=False)
+    written: tuple[Operand, ...] = field(init=False, repr=False, compare=False)  # outputs and scratch
+    return_positions: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    extensions: frozenset[str] = field(init=False, repr=False, compare=False)  # parameters the mirrored API lacks
 
-    @cached_property
-    def written(self) -> tuple[Operand, ...]:
-        """Outputs and scratch."""
-        return tuple(operand for operand in self.operands if operand.written)
+    def __post_init__(self) -> None:
+        names = [operand.name for operand in self.operands]
+        derived = {
+            "inputs": tuple(operand for operand in self.operands if not operand.written),
+            "written": tuple(operand for operand in self.operands if operand.written),
+            "return_positions": tuple(map(names.index, self.returns)),
+            "extensions": frozenset(item.name for item in (*self.operands, *self.options) if item.extension),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)  # the way to fill a frozen dataclass
 
     def written_for(
         self, given: Collection[str], wanted: Collection[str] = (), channels: tuple[int, ...] = ()
@@ -151,32 +170,6 @@ class Operation:
             or operand.required_by in given
             or channels in operand.only_for
         )
-
-    @cached_property
-    def return_positions(self) -> tuple[int, ...]:
-        names = [operand.name for operand in self.operands]
-        return tuple(names.index(name) for name in self.returns)
-
-    @cached_property
-    def result_type(self) -> type[tuple[torch.Tensor | None, ...]]:
-        """A named tuple of ``returns`` that can also be indexed by name."""
-
-        class Result(namedtuple("Result", self.returns)):
-            __slots__ = ()
-
-            def __getitem__(self, key: Any) -> Any:
-                if not isinstance(key, str):
-                    return super().__getitem__(key)
-                if key not in self._fields:
-                    raise KeyError(key)
-                return getattr(self, key)
-
-        return Result
-
-    @cached_property
-    def extensions(self) -> frozenset[str]:
-        """Names of the parameters that the mirrored API lacks."""
-        return frozenset(item.name for item in (*self.operands, *self.options) if item.extension)
 
 
 @dataclass(frozen=True)
@@ -205,6 +198,10 @@ class Problem:
 
 
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+class Transformed:
+    """Stands for the type of a tensor that has no memory of its own, as under ``torch.vmap``."""
 
 
 def canonical_stride(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -245,7 +242,11 @@ class Sample:
         if len(facts) == 1 or facts[3].type == "meta":
             return cls(facts)
         assert isinstance(tensor, torch.Tensor)
-        return cls(facts, tensor.stride(), tensor.data_ptr(), tensor.is_neg())
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:
+            return cls((Transformed,))
+        return cls(facts, tensor.stride(), address, tensor.is_neg())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -275,15 +276,14 @@ def validate(
     Args:
         operation: the declaration.
         samples: the operands in table order, absent ones None.
-        options: the value of every option, by name.
+        options: the value of every option, by name, normalized.
         channels: the supported combinations.
         wanted: None if the caller brings what is written. Otherwise that will be made for it, and these are the
             optional outputs it asks for.
 
-    Raises TypeError for what is not a BF16 tensor, ValueError for everything else that does not fit.
+    Raises OperandTypeError, a TypeError and a ValueError, for what is not a BF16 tensor, and ValueError for everything
+    else that does not fit.
     """
-    for option in operation.options:
-        option.check(operation.name, options[option.name])
     given = {
         operand.name: sample for operand, sample in zip(operation.operands, samples, strict=True) if sample is not None
     }
@@ -314,7 +314,7 @@ def _check_presence(operation: Operation, present: frozenset[str]) -> None:
         elif operand.required_by in present:
             raise ValueError(f"{operation.name}: {operand.required_by} needs {operand.name}, which was not given")
         elif not operand.optional:
-            raise TypeError(f"{operation.name}: {operand.name} must be a torch.Tensor, got None")
+            raise OperandTypeError(f"{operation.name}: {operand.name} must be a torch.Tensor, got None")
 
 
 def _check_presence_for(operation: Operation, given: Collection[str], channels: tuple[int, ...]) -> None:
@@ -339,10 +339,12 @@ def _check_tensor(operation: Operation, operand: Operand, sample: Sample) -> Non
         kind = sample.signature[0]
         if isinstance(kind, torch.layout):
             raise ValueError(f"{name} must be a dense strided tensor, got layout {kind}")
-        raise TypeError(f"{name} must be a plain torch.Tensor, got {kind.__module__}.{kind.__qualname__}")
+        if kind is Transformed:
+            raise OperandTypeError(transformed(operation, operand))
+        raise OperandTypeError(f"{name} must be a plain torch.Tensor, got {kind.__module__}.{kind.__qualname__}")
     _, _, dtype, device = sample.signature
     if dtype is not BF16:
-        raise TypeError(f"{name} must have dtype torch.bfloat16, got {dtype}")
+        raise OperandTypeError(f"{name} must have dtype torch.bfloat16, got {dtype}")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} must hold data on a CPU or CUDA device, got device {device}")
     if sample.negated:
@@ -388,7 +390,7 @@ def _check_history(
         return
     frames = extents["P"]
     if frames not in HISTORY_FRAMES[1:]:
-        raise ValueError(f"{operation.name}: previous must hold one or two frames, got {frames}")
+        raise ValueError(f"{operation.name}: previous must contain one or two frames, got {frames}")
     if options.get("history_frames", 0) not in (0, frames):
         raise ValueError(
             f"{operation.name}: previous holds {frames} frames but history_frames is {options['history_frames']}"
@@ -402,7 +404,7 @@ def _check_placement(
     name = f"{operation.name}: {operand.name}"
     if sample.shape != expected:
         raise ValueError(
-            f"{name} must have shape {list(expected)} = {operand.shape}, got {list(sample.shape)}"
+            f"{name} shape mismatch: it must have shape {list(expected)} = {operand.shape}, got {list(sample.shape)}"
             f"{operand.hint and '; ' + operand.hint}"
         )
     if not operand.strided and not sample.contiguous:
@@ -418,6 +420,14 @@ def _check_placement(
 def negated(operation: Operation, operand: Operand) -> str:
     """The message about a view whose sign PyTorch has not applied yet."""
     return f"{operation.name}: {operand.name} is a lazily negated view; pass {operand.name}.resolve_neg()"
+
+
+def transformed(operation: Operation, operand: Operand) -> str:
+    """The message about a tensor that a function transform has wrapped."""
+    return (
+        f"{operation.name}: {operand.name} has no memory of its own: the operation cannot run under torch.vmap or "
+        "another torch.func transform; give it the whole batch as N"
+    )
 
 
 def misaligned(operation: Operation, operand: Operand, address: int) -> str:

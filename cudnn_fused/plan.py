@@ -7,6 +7,7 @@ outputs. Both stand on :class:`Executable`, and everything they check comes from
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import threading
@@ -16,7 +17,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from cudnn_fused import streams
-from cudnn_fused.backends import Backend, Launch, select_backend
+from cudnn_fused.backends import Backend, Launch, check_target, select_backend
+from cudnn_fused.errors import OperandTypeError
 from cudnn_fused.operands import (
     BF16,
     Operand,
@@ -27,9 +29,11 @@ from cudnn_fused.operands import (
     misaligned,
     negated,
     signature,
+    transformed,
     validate,
 )
 from cudnn_fused.plan_cache import PlanCache
+from cudnn_fused.results import Result
 from cudnn_fused.targets import SM100, Target
 
 Tensor = torch.Tensor
@@ -61,15 +65,15 @@ class Executable:
                 for operand, shape in zip(self.problem.operation.operands, self._shapes, strict=True)
             ]
 
-    def run(self, operands: Sequence[Tensor | None], stream: int, foreign: Sequence[Tensor | None]) -> Any:
-        """Launch, and return the operation's results as its result type.
+    def run(self, operands: Sequence[Tensor | None], stream: int, foreign: Sequence[Tensor | None]) -> Result:
+        """Launch, and return the operation's results.
 
         ``foreign`` are the operands that may have been allocated on another stream.
         """
         self.launch(operands, stream)
         streams.keep_until_done(foreign, stream, self.problem.device)
         operation = self.problem.operation
-        return operation.result_type(*(operands[position] for position in operation.return_positions))
+        return Result(operation.returns, [operands[position] for position in operation.return_positions])
 
 
 PLANS: PlanCache[Executable] = PlanCache(PLAN_CAPACITY)
@@ -79,21 +83,35 @@ PLAN_CLASSES: dict[tuple[str, str], type[Plan]] = {}
 """The class of every operation and target, by their names; the arch-neutral ones have no target's name."""
 
 
+OPERATORS: dict[str, Callable[..., list[Tensor]]] = {}
+"""The custom operator of every operation, by its name; :mod:`cudnn_fused.torch_ops` fills it."""
+
+
+def check_gradients(operation: Operation, operands: Sequence[Operand], tensors: Sequence[Tensor | None]) -> None:
+    """Raise RuntimeError if grad mode is on and one of ``tensors`` requires grad."""
+    if torch.is_grad_enabled():
+        for operand, tensor in zip(operands, tensors, strict=True):
+            if tensor is not None and tensor.requires_grad:
+                raise RuntimeError(
+                    f"{operation.name} is inference-only, but {operand.name} requires grad; "
+                    "call it under torch.no_grad() or torch.inference_mode()"
+                )
+
+
 def check_call(operation: Operation, operands: Sequence[Operand], tensors: Sequence[Tensor | None]) -> None:
     """The checks that no plan can make once and for all: gradients, and where the data lies."""
-    differentiating = torch.is_grad_enabled()
+    check_gradients(operation, operands, tensors)
     for operand, tensor in zip(operands, tensors, strict=True):
         if tensor is None:
             continue
-        if differentiating and tensor.requires_grad:
-            raise RuntimeError(
-                f"{operation.name} is inference-only, but {operand.name} requires grad; "
-                "call it under torch.no_grad() or torch.inference_mode()"
-            )
         if tensor.is_neg():
             raise ValueError(negated(operation, operand))
-        if tensor.data_ptr() % operand.alignment:
-            raise ValueError(misaligned(operation, operand, tensor.data_ptr()))
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:
+            raise OperandTypeError(transformed(operation, operand)) from None
+        if address % operand.alignment:
+            raise ValueError(misaligned(operation, operand, address))
 
 
 def check_overlap(operation: Operation, tensors: Sequence[Tensor | None]) -> None:
@@ -111,7 +129,8 @@ def check_overlap(operation: Operation, tensors: Sequence[Tensor | None]) -> Non
     for start, end, operand in spans:
         reaching = furthest if operand.written else furthest_written
         if reaching is not None and start < reaching[0]:
-            raise ValueError(f"{operation.name}: {operand.name} overlaps {reaching[1].name}")
+            first, second = (operand, reaching[1]) if operand.written else (reaching[1], operand)
+            raise ValueError(f"{operation.name}: {first.name} must not overlap {second.name}")
         if furthest is None or end > furthest[0]:
             furthest = (end, operand)
         if operand.written and (furthest_written is None or end > furthest_written[0]):
@@ -126,14 +145,18 @@ def check_against_sample(operation: Operation, operand: Operand, tensor: object,
         return
     if facts is None or sample is None:
         had, got = ("given", "absent") if facts is None else ("absent", "given")
-        raise ValueError(f"{name} was {had} when the plan was made and is {got} now")
+        raise ValueError(
+            f"{name} presence must match its sample's: it was {had} when the plan was made and is {got} now"
+        )
     if len(facts) == 1:
-        raise TypeError(f"{name} must be a plain dense torch.Tensor, got {facts[0]}")
+        raise OperandTypeError(f"{name} must be a plain dense torch.Tensor, got {facts[0]}")
     shape, _, dtype, device = facts
     if dtype is not BF16:
-        raise TypeError(f"{name} must have dtype torch.bfloat16, got {dtype}")
+        raise OperandTypeError(f"{name} must have dtype torch.bfloat16, got {dtype}")
     if shape != sample.shape:
-        raise ValueError(f"{name} must have its sample's shape {list(sample.shape)}, got {list(shape)}")
+        raise ValueError(
+            f"{name} shape mismatch: it must have its sample's shape {list(sample.shape)}, got {list(shape)}"
+        )
     if device != sample.device:
         raise ValueError(f"{name} must be on {sample.device} like its sample, but is on {device}")
     raise ValueError(
@@ -151,13 +174,35 @@ class Plan:
     target: ClassVar[Target | None] = None
 
     def __init_subclass__(cls) -> None:
-        PLAN_CLASSES[cls.operation.name, cls.target.name if cls.target else ""] = cls
+        # A class that a user derives comes later, and does not replace the one that functions and torch.compile call.
+        PLAN_CLASSES.setdefault((cls.operation.name, cls.target.name if cls.target else ""), cls)
 
     def __init__(self, samples: Sequence[Tensor | None], **options: int) -> None:
         self._samples = tuple(map(Sample.of, samples))
-        self._options: Mapping[str, int] = options
+        self._options: Mapping[str, Any] = options
         self._executable: Executable | None = None
         self._lock = threading.Lock()
+
+    def __call__(self, *operands: Any, **named: Any) -> Any:
+        """:meth:`execute`, after :meth:`compile` if that has not been done."""
+        if self._executable is None:
+            self.compile()
+        return self.execute(*operands, **named)  # type: ignore[attr-defined]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickle holds the samples' metadata and the options; what comes out of it has to be compiled."""
+        return {**self.__dict__, "_executable": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        """A copy that is compiled if this plan is: what was compiled does not change and serves both."""
+        twin = copy.copy(self)
+        twin._executable = self._executable
+        memo[id(self)] = twin
+        return twin
 
     @classmethod
     def supported_channels(cls) -> tuple[tuple[int, ...], ...]:
@@ -184,7 +229,12 @@ class Plan:
                 self._executable = Executable(*self._problem_and_backend())
 
     def _problem_and_backend(self) -> tuple[Problem, Backend]:
-        problem = validate(self.operation, self._samples, self._options, self.supported_channels())
+        check_target(self.target)
+        options = {
+            option.name: option.normalize(self.operation.name, self._options[option.name])
+            for option in self.operation.options
+        }
+        problem = validate(self.operation, self._samples, options, self.supported_channels())
         return problem, select_backend(self.operation, self.target, problem.device)
 
     def _execute(self, operands: tuple[Tensor | None, ...], current_stream: object) -> Any:
@@ -216,6 +266,7 @@ def find_executable(
         wanted: the optional outputs to make although no operand asks for them.
     """
     operation = plan_class.operation
+    options = normalized(operation, options)
     key = (plan_class, options, wanted, *map(signature, inputs))
     executable = PLANS.get(key)
     if executable is None:
@@ -230,15 +281,28 @@ def given_inputs(operation: Operation, inputs: Sequence[Tensor | None]) -> dict[
     return {operand.name: tensor for operand, tensor in named if tensor is not None}
 
 
+def normalized(operation: Operation, options: tuple[Any, ...]) -> tuple[int, ...]:
+    """Option values as plain ints: a key must not take True or 1.0 for 1. Plans are made for legal ones alone."""
+    if all(type(value) is int for value in options):
+        return options
+    return tuple(
+        option.normalize(operation.name, value) for option, value in zip(operation.options, options, strict=True)
+    )
+
+
 def _build(
     plan_class: type[Plan], inputs: tuple[Tensor | None, ...], options: tuple[int, ...], wanted: frozenset[str]
 ) -> Executable:
     operation = plan_class.operation
+    check_target(plan_class.target)
     given = given_inputs(operation, inputs)
     problem = validate(
         operation,
         [Sample.of(given.get(operand.name)) for operand in operation.operands],
-        dict(zip((option.name for option in operation.options), options, strict=True)),
+        {
+            option.name: option.normalize(operation.name, value)
+            for option, value in zip(operation.options, options, strict=True)
+        },
         plan_class.supported_channels(),
         wanted,
     )
@@ -272,10 +336,14 @@ def _call_in_graph(
     operation = plan_class.operation
     if current_stream is not None:
         raise ValueError(f"{operation.name}: current_stream must be None under torch.compile, which chooses the stream")
-    operator = getattr(torch.ops.cudnn_fused, operation.name)
-    made = iter(operator(*inputs, *options, bool(wanted), plan_class.target.name if plan_class.target else ""))
+    options = normalized(operation, options)
+    made = OPERATORS[operation.name](
+        *inputs, *options, bool(wanted), plan_class.target.name if plan_class.target else ""
+    )
     present = operation.written_for(given_inputs(operation, inputs), wanted)
-    return operation.result_type(*(next(made) if name in present else None for name in operation.returns))
+    there = [name for name in operation.returns if name in present]
+    found = dict(zip(there, made, strict=True))
+    return Result(operation.returns, [found.get(name) for name in operation.returns])
 
 
 # --- one implementation, three names -------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.metadata
-import re
 from dataclasses import dataclass
 
 import torch
+from packaging.version import InvalidVersion, Version
 
-OLDEST_DSL = (4, 8, 1)
+OLDEST_DSL = Version("4.8.1")
 DSL_PACKAGE = "nvidia-cutlass-dsl"
+DSL_MODULE = "cutlass.cute"
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,32 @@ def installed_dsl() -> str | None:
         return None
 
 
+@functools.cache
+def why_not_importable(module: str) -> str | None:
+    """None if a module can be imported, or the error."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a broken installation fails in many ways
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def check_dsl() -> None:
-    """Raise NotImplementedError unless the CuTe DSL is present and new enough."""
-    needed = ".".join(map(str, OLDEST_DSL))
+    """Raise NotImplementedError unless the CuTe DSL is present, new enough and can be imported."""
+    needed = f"GPU kernels need {DSL_PACKAGE} >= {OLDEST_DSL}"
     version = installed_dsl()
     if version is None:
-        raise NotImplementedError(f"GPU kernels need {DSL_PACKAGE} >= {needed}, which is not installed")
-    digits = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
-    if digits is None or tuple(int(part or 0) for part in digits.groups()) < OLDEST_DSL:
-        raise NotImplementedError(f"GPU kernels need {DSL_PACKAGE} >= {needed}, but {version} is installed")
+        raise NotImplementedError(f"{needed}, which is not installed")
+    if not _new_enough(version):
+        raise NotImplementedError(f"{needed}, but {version} is installed")
+    fault = why_not_importable(DSL_MODULE)
+    if fault is not None:
+        raise NotImplementedError(f"{needed}; {version} is installed but cannot be imported: {fault}")
+
+
+def _new_enough(version: str) -> bool:
+    """Whether a version is at least the oldest, as PEP 440 orders them: pre-releases come before their release."""
+    try:
+        return Version(version) >= OLDEST_DSL
+    except InvalidVersion:
+        return False

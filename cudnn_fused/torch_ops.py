@@ -8,18 +8,39 @@ costs more than finding a plan.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from cudnn_fused.operands import Operation, bind_extents
+from cudnn_fused.errors import OperandTypeError
+from cudnn_fused.operands import Operation, bind_extents, negated, transformed
 from cudnn_fused.ops import OPERATIONS
-from cudnn_fused.plan import PLAN_CLASSES, call, given_inputs
+from cudnn_fused.plan import OPERATORS, PLAN_CLASSES, call, check_gradients, given_inputs
 
 Tensor = torch.Tensor
 
-LIBRARY = torch.library.Library("cudnn_fused", "DEF")
+NAMESPACE = "cudnn_fused"
+
+
+def make_library() -> torch.library.Library:
+    """A library in a namespace of its own: ``cudnn_fused``, or ``cudnn_fused_2`` and so on.
+
+    A namespace belongs to one library of a process. When the package is imported again after its modules were dropped,
+    functions of the first import may still be in use, and their operators stay theirs.
+    """
+    for count in itertools.count(1):
+        namespace = NAMESPACE if count == 1 else f"{NAMESPACE}_{count}"
+        try:
+            return torch.library.Library(namespace, "DEF")
+        except RuntimeError as error:
+            if "Only a single TORCH_LIBRARY" not in str(error):
+                raise
+    raise AssertionError("unreachable")
+
+
+LIBRARY = make_library()
 
 
 def schema(operation: Operation) -> str:
@@ -67,8 +88,45 @@ def shapes_only(operation: Operation) -> Callable[..., list[Tensor]]:
     return run
 
 
+def without_gradients(operation: Operation, operator: Any) -> Callable[..., Any]:
+    """The operator in front of PyTorch's autograd: refuses what asks for gradients, as a call outside a graph does."""
+
+    def run(*arguments: Any) -> Any:
+        check_gradients(operation, operation.inputs, split(operation, arguments)[0])
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    return run
+
+
+def refuse_negated(operation: Operation) -> Callable[..., NoReturn]:
+    """The operator for lazily negated views, whose sign compilers are known to lose."""
+
+    def run(*arguments: Any) -> NoReturn:
+        inputs = zip(operation.inputs, split(operation, arguments)[0], strict=True)
+        raise ValueError(
+            next(negated(operation, operand) for operand, tensor in inputs if tensor is not None and tensor.is_neg())
+        )
+
+    return run
+
+
+def refuse_batches(operation: Operation) -> Callable[..., NoReturn]:
+    """The operator under ``torch.vmap``."""
+
+    def run(info: Any, in_dims: Any, *arguments: Any) -> NoReturn:
+        raise OperandTypeError(transformed(operation, operation.inputs[0]))
+
+    return run
+
+
 for _operation in OPERATIONS:
     # The kernels want the strides that the operand table says, not those that a compiler finds convenient.
     LIBRARY.define(schema(_operation), tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
+    _operator = getattr(getattr(torch.ops, LIBRARY.ns), _operation.name).default
     LIBRARY.impl(_operation.name, implementation(_operation), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"cudnn_fused::{_operation.name}", shapes_only(_operation), lib=LIBRARY)
+    LIBRARY.impl(_operation.name, without_gradients(_operation, _operator), "Autograd")
+    LIBRARY.impl(_operation.name, refuse_negated(_operation), "Negative")
+    torch.library.register_fake(f"{LIBRARY.ns}::{_operation.name}", shapes_only(_operation), lib=LIBRARY)
+    torch.library.register_vmap(f"{LIBRARY.ns}::{_operation.name}", refuse_batches(_operation), lib=LIBRARY)
+    OPERATORS[_operation.name] = _operator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from cudnn_fused.errors import OperandTypeError
 from cudnn_fused.operands import BF16, ceil64
 
 CAUSAL_CHANNELS = (12, 160)  # Ci, Co of the causal convolution
@@ -24,10 +25,15 @@ def pack_conv3d_weight(weight: torch.Tensor) -> torch.Tensor:
         changes of ``weight``.
 
     Raises:
-        TypeError: ``weight`` is not a BF16 tensor.
+        OperandTypeError: ``weight`` is not a BF16 tensor; a TypeError and a ValueError.
         ValueError: its shape is not that of a 3x3x3 convolution.
     """
-    weight = _checked("pack_conv3d_weight", weight)
+    return pack_conv3d(weight, "pack_conv3d_weight")
+
+
+def pack_conv3d(weight: torch.Tensor, name: str) -> torch.Tensor:
+    """:func:`pack_conv3d_weight` called ``name`` in messages."""
+    weight = _checked(name, weight)
     channels = weight.shape[1]
     return F.pad(weight.permute(0, 2, 3, 4, 1), (0, ceil64(channels) - channels)).contiguous()
 
@@ -43,16 +49,18 @@ def pack_causal_conv3d_weight(weight: torch.Tensor) -> torch.Tensor:
         16 zeros.
 
     Raises:
-        TypeError: ``weight`` is not a BF16 tensor.
+        OperandTypeError: ``weight`` is not a BF16 tensor; a TypeError and a ValueError.
         ValueError: its shape is not ``[160, 12, 3, 3, 3]``.
     """
-    weight = _checked("pack_causal_conv3d_weight", weight)
+    return pack_causal_conv3d(weight, "pack_causal_conv3d_weight")
+
+
+def pack_causal_conv3d(weight: torch.Tensor, name: str) -> torch.Tensor:
+    """:func:`pack_causal_conv3d_weight` called ``name`` in messages."""
+    weight = _checked(name, weight)
     inputs, outputs = CAUSAL_CHANNELS
     if tuple(weight.shape[:2]) != (outputs, inputs):
-        raise ValueError(
-            f"pack_causal_conv3d_weight: weight must have shape [{outputs}, {inputs}, 3, 3, 3], "
-            f"got {list(weight.shape)}"
-        )
+        raise ValueError(f"{name}: weight must have shape [{outputs}, {inputs}, 3, 3, 3], got {list(weight.shape)}")
     taps = F.pad(weight.permute(0, 2, 3, 4, 1), (0, CAUSAL_PIXEL - inputs))
     return F.pad(taps.reshape(outputs, -1), (0, CAUSAL_ROW - TAPS * CAUSAL_PIXEL)).contiguous()
 
@@ -72,9 +80,9 @@ def unpack_causal_conv3d_weight(packed_weight: torch.Tensor) -> torch.Tensor:
 
 def _checked(function: str, weight: torch.Tensor) -> torch.Tensor:
     if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"{function}: weight must be a torch.Tensor, got {type(weight).__qualname__}")
+        raise OperandTypeError(f"{function}: weight must be a torch.Tensor, got {type(weight).__qualname__}")
     if weight.dtype is not BF16:
-        raise TypeError(f"{function}: weight must have dtype torch.bfloat16, got {weight.dtype}")
+        raise OperandTypeError(f"{function}: weight must have dtype torch.bfloat16, got {weight.dtype}")
     if weight.dim() != 5 or tuple(weight.shape[2:]) != (3, 3, 3) or 0 in weight.shape:
         raise ValueError(f"{function}: weight must have shape [Co, Ci, 3, 3, 3], got {list(weight.shape)}")
     return weight.detach()

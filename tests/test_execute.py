@@ -42,7 +42,7 @@ def test_class_and_function_agree(operation_name: str, optional: bool) -> None:
     expected = call(operation, operands)
     result = compiled_plan(operation, operands).execute(**operands)
     if len(operation.returns) == 1:
-        result, expected = (result,), tuple(expected) if isinstance(expected, tuple) else (expected,)
+        result, expected = (result,), (expected,) if isinstance(expected, torch.Tensor) else expected
     for name, got, want in zip(operation.returns, result, expected, strict=True):
         assert got is operands.get(name)
         assert got is want is None or torch.equal(got, want)
@@ -57,24 +57,6 @@ def test_positional_order_is_that_of_the_table(operation_name: str) -> None:
     plan.compile()
     plan.execute(*positional)
     assert not any(torch.isnan(tensor).any() for tensor in positional)
-
-
-@pytest.mark.parametrize("operation_name", [name for name in OPERATION_NAMES if name != "conv3d_raw"])
-def test_results_can_be_indexed_and_unpacked(operation_name: str) -> None:
-    operation = BY_NAME[operation_name]
-    result = call(operation, make_operands(operation))
-    assert result._fields == operation.returns
-    for position, (name, value) in enumerate(zip(operation.returns, result, strict=True)):
-        assert result[name] is result[position] is getattr(result, name) is value
-    assert result[-1] is value
-    for unknown in ("count", "nothing"):
-        with pytest.raises(KeyError):
-            result[unknown]
-
-
-def test_raw_returns_a_tensor() -> None:
-    operation = BY_NAME["conv3d_raw"]
-    assert isinstance(call(operation, make_operands(operation)), torch.Tensor)
 
 
 @pytest.mark.parametrize("operation_name", OPERATION_NAMES)
@@ -112,11 +94,11 @@ def test_execute_refuses_what_differs_from_its_sample(operation_name: str, name:
     longer = torch.zeros((tensor.shape[0] + 1, *tensor.shape[1:]), dtype=BF16)
     last = torch.cat([tensor, tensor], -1)
     bad = [
-        (longer, ValueError, "sample's shape"),
+        (longer, ValueError, "shape mismatch: .*sample's shape"),
         (last[..., ::2], ValueError, "sample's strides"),
         (tensor.float(), TypeError, "must have dtype"),
         ("x", TypeError, "must be a plain dense torch.Tensor"),
-        (None, ValueError, "was given when the plan was made and is absent now"),
+        (None, ValueError, "presence must match .* was given when the plan was made and is absent now"),
         (tensor.to_sparse(), TypeError, "plain dense"),
     ]
     for value, error, match in bad:
@@ -131,7 +113,9 @@ def test_execute_refuses_an_operand_its_samples_lacked(operation_name: str, name
     operands = make_operands(operation)
     bare = {key: tensor for key, tensor in operands.items() if key in required(operation_name)}
     plan = compiled_plan(operation, bare)
-    with pytest.raises(ValueError, match=f"{name} was absent when the plan was made and is given now"):
+    with pytest.raises(
+        ValueError, match=f"{name} presence must match .* was absent when the plan was made and is given now"
+    ):
         plan.execute(**bare, **{name: operands.get(name, operands["input"])})
 
 
@@ -205,7 +189,7 @@ def test_written_memory_overlaps_nothing(operation_name: str, written: str, othe
         if overlap == 0:
             plan.execute(**laid)
             continue
-        with pytest.raises(ValueError, match="overlaps"):
+        with pytest.raises(ValueError, match=f"{written} must not overlap {other}|{other} must not overlap {written}"):
             plan.execute(**laid)
         for name, tensor in laid.items():
             assert_same_bits(tensor, before[name])
@@ -293,7 +277,7 @@ def test_gpu_names_need_a_cuda_device(operation_name: str, target: str, monkeypa
 
 @pytest.mark.parametrize("operation_name", OPERATION_NAMES)
 @pytest.mark.parametrize("target", ["Sm90", "Sm100"])
-def test_gpu_names_check_their_operands_first(operation_name: str, target: str) -> None:
+def test_gpu_names_check_their_operands_before_the_device(operation_name: str, target: str) -> None:
     operation = BY_NAME[operation_name]
     operands = make_operands(operation, without=tuple(operation.extensions))
     operands = {name: tensor.float() for name, tensor in operands.items()}

@@ -116,14 +116,18 @@ def test_gpu_names_without_cuda(target: targets.Target, kernels: Kernels, monkey
     assert select_backend(CONV3D_RAW, None, CPU) is REFERENCE
 
 
-@pytest.mark.parametrize("version", ["4.8.1", "4.9.0", "4.10.0", "5.0.0", "4.9.0rc1", "4.9", "4.8.1.dev3", "10.0"])
+@pytest.mark.parametrize(
+    "version", ["4.8.1", "4.9.0", "4.10.0", "5.0.0", "4.9.0rc1", "4.9", "4.8.1.post1", "4.8.1+cu13", "10.0"]
+)
 def test_dsl_versions_that_are_new_enough(version: str, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, (9, 0))
     monkeypatch.setattr(targets, "installed_dsl", lambda: version)
     assert select_backend(CONV3D_RAW, SM90, CUDA) is kernels
 
 
-@pytest.mark.parametrize("version", ["4.8.0", "4.8", "4.7.9", "3.10.0", "0.0.1", "unknown", "", None])
+@pytest.mark.parametrize(
+    "version", ["4.8.0", "4.8", "4.8.1rc1", "4.8.1.dev3", "4.7.9", "3.10.0", "0.0.1", "unknown", "", None]
+)
 def test_dsl_versions_that_are_not(version: str | None, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch, (9, 0))
     monkeypatch.setattr(targets, "installed_dsl", lambda: version)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import cudnn_fused
 from cudnn_fused.operands import BF16
@@ -87,3 +88,70 @@ def test_faults_in_a_graph_are_reported() -> None:
         torch.compile(cudnn_fused.conv3d_raw_wrapper_sm100, **COMPILED)(
             torch.zeros(1, 3, 3, 3, 160, dtype=BF16), packed
         )
+
+
+@pytest.mark.parametrize("operation_name", OPERATION_NAMES)
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_gradients_are_refused_in_a_graph(operation_name: str, fullgraph: bool) -> None:
+    operation = BY_NAME[operation_name]
+    operands = inputs_only(operation, make_operands(operation, optional=False))
+    compiled = torch.compile(getattr(cudnn_fused, operation_name), backend="aot_eager", fullgraph=fullgraph)
+    learning = {**operands, "input": operands["input"].clone().requires_grad_()}
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="inference-only, but input requires grad"):
+        compiled(**learning)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="inference-only, but input requires grad"):
+        torch.compile(lambda x: getattr(cudnn_fused, operation_name)(**{**operands, "input": x * 2}), **COMPILED)(
+            learning["input"]
+        )
+    for got, want in zip(compiled(**learning), call(operation, operands), strict=True):
+        assert got is want is None or torch.equal(got, want)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_negated_views_are_refused_in_a_graph(backend: str) -> None:
+    """Made inside the graph or outside of it, also after the graph of a plain tensor is there."""
+    operation = BY_NAME["conv3d_raw"]
+    operands = inputs_only(operation, make_operands(operation))
+    x, w = operands["input"], operands["packed_weight"]
+    inside = torch.compile(lambda x: cudnn_fused.conv3d_raw(torch._neg_view(x), w), backend=backend, fullgraph=True)
+    outside = torch.compile(lambda x: cudnn_fused.conv3d_raw(x, w), backend=backend, fullgraph=True)
+    assert_same_bits(outside(x), cudnn_fused.conv3d_raw(x, w))
+    for run in (lambda: inside(x), lambda: outside(torch._neg_view(x))):
+        with pytest.raises(Exception, match="input is a lazily negated view"):
+            run()
+
+
+@pytest.mark.parametrize("operation_name", OPERATION_NAMES)
+def test_vmap_is_refused_in_a_graph(operation_name: str) -> None:
+    operation = BY_NAME[operation_name]
+    operands = inputs_only(operation, make_operands(operation, optional=False))
+    others = {name: tensor for name, tensor in operands.items() if name != "input"}
+
+    def around(batch: torch.Tensor) -> Any:
+        return torch.vmap(lambda each: getattr(cudnn_fused, operation_name)(input=each, **others)[0])(batch)
+
+    with pytest.raises(Exception, match=r"cannot run under torch\.vmap"):
+        torch.compile(around, **COMPILED)(torch.stack([operands["input"]] * 2))
+
+
+@pytest.mark.parametrize("operation_name", OPERATION_NAMES)
+def test_one_graph_serves_many_sizes(operation_name: str) -> None:
+    operation = BY_NAME[operation_name]
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(getattr(cudnn_fused, operation_name), backend=counter, fullgraph=True, dynamic=True)
+    # No two extents of the first call are equal, which the compiler would take for a rule.
+    for n, t, h, w in [(2, 7, 11, 15), (3, 5, 7, 9), (4, 6, 8, 5), (2, 4, 5, 6)]:
+        operands = inputs_only(operation, make_operands(operation, optional=False, N=n, T=t, H=h, W=w))
+        for got, want in zip(compiled(**operands), call(operation, operands), strict=True):
+            assert got is want is None or torch.equal(got, want)
+    assert counter.frame_count == 1
+
+
+def test_whole_numbers_in_a_graph() -> None:
+    operation = BY_NAME["conv3d_raw"]
+    operands = inputs_only(operation, make_operands(operation))
+    compiled = torch.compile(lambda value: cudnn_fused.conv3d_raw(**operands, leading_zero_frames=value), **COMPILED)
+    assert_same_bits(compiled(1), cudnn_fused.conv3d_raw(**operands, leading_zero_frames=1))
+    for bad in (True, 1.0):
+        with pytest.raises(Exception, match="leading_zero_frames must be one of 0, 1, 2"):
+            compiled(bad)

@@ -318,7 +318,7 @@ def test_previous_holds_one_or_two_frames(operation_name: str, frames: int) -> N
     shape = list(operands["previous"].shape)
     shape[1] = frames
     operands["previous"] = torch.zeros(shape, dtype=BF16)
-    assert_refused(operation_name, operands, ValueError, f"previous must hold one or two frames, got {frames}")
+    assert_refused(operation_name, operands, ValueError, f"previous must contain one or two frames, got {frames}")
 
 
 def test_previous_contradicts_history_frames() -> None:

@@ -86,7 +86,24 @@ def test_bad_causal_channels() -> None:
             pack_causal_conv3d_weight(torch.zeros(shape, dtype=BF16))
 
 
-def test_all_names_are_one_function() -> None:
-    for target in ("sm90", "sm100"):
-        assert getattr(cudnn_fused, f"pack_conv3d_weight_{target}") is pack_conv3d_weight
-        assert getattr(cudnn_fused, f"pack_causal_conv3d_weight_{target}") is pack_causal_conv3d_weight
+def test_sm90_names_are_the_same_functions() -> None:
+    assert cudnn_fused.pack_conv3d_weight_sm90 is pack_conv3d_weight
+    assert cudnn_fused.pack_causal_conv3d_weight_sm90 is pack_causal_conv3d_weight
+
+
+def test_sm100_names_take_the_channels_of_the_mirrored_api() -> None:
+    """...and say their own names, with errors that are ValueErrors, as there."""
+    pack, causal = cudnn_fused.pack_conv3d_weight_sm100, cudnn_fused.pack_causal_conv3d_weight_sm100
+    for inputs, outputs in [(160, 160), (160, 320), (320, 320), (320, 640), (640, 640)]:
+        weight = torch.randn(outputs, inputs, 3, 3, 3).to(BF16)
+        assert_same_bits(pack(weight), pack_conv3d_weight(weight))
+    with pytest.raises(ValueError, match=r"^pack_conv3d_weight_sm100: channels 96->160 are not supported; .* 160->160"):
+        pack(torch.zeros(160, 96, 3, 3, 3, dtype=BF16))
+    weight = torch.randn(160, 12, 3, 3, 3).to(BF16)
+    assert_same_bits(causal(weight), pack_causal_conv3d_weight(weight))
+    with pytest.raises(ValueError, match=r"^pack_causal_conv3d_weight_sm100: weight must have shape"):
+        causal(torch.zeros(160, 16, 3, 3, 3, dtype=BF16))
+    for function in (pack, causal):
+        for error in (TypeError, ValueError):
+            with pytest.raises(error, match=f"^{function.__name__}: weight must have dtype"):
+                function(torch.zeros(160, 12, 3, 3, 3))

@@ -130,7 +130,7 @@ def call(case: Case, operands: Mapping[str, torch.Tensor], **more: Any) -> Opera
     if case.save_input:
         more["save_input"] = True
     result = cases.call(case.operation, operands, **case.options, **more)
-    results = result if isinstance(result, tuple) else (result,)
+    results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
     return {name: value for name, value in zip(case.operation.returns, results, strict=True) if value is not None}
 
 

@@ -88,21 +88,21 @@ def test_causal_input_of_stride_zero(device: torch.device) -> None:
 
 def test_an_output_that_is_an_input(device: torch.device) -> None:
     prepared = prepare(TYPICAL["conv3d_rmsnorm_silu"], device)
-    refused(prepared, ValueError, "overlaps", residual_output=prepared.operands["residual"])
+    refused(prepared, ValueError, "must not overlap", residual_output=prepared.operands["residual"])
 
 
 def test_an_output_over_the_input(device: torch.device) -> None:
     prepared = prepare(TYPICAL["conv3d_raw"], device)
     output = prepared.operands["output"]
     over = prepared.operands["input"].view(-1)[: output.numel()].view(output.shape)
-    refused(prepared, ValueError, "overlaps", output=over)
+    refused(prepared, ValueError, "must not overlap", output=over)
 
 
 def test_a_cache_inside_the_padded_output(device: torch.device) -> None:
     prepared = prepare(TYPICAL["rmsnorm_silu_pad"], device)
     cache = prepared.operands["cache_output"]
     over = prepared.operands["padded_output"].view(-1)[-cache.numel() :].view(cache.shape)
-    refused(prepared, ValueError, "overlaps", cache_output=over)
+    refused(prepared, ValueError, "must not overlap", cache_output=over)
 
 
 def test_an_output_over_the_end_of_the_weight(device: torch.device) -> None:
@@ -115,7 +115,7 @@ def test_an_output_over_the_end_of_the_weight(device: torch.device) -> None:
     refused(
         prepared,
         ValueError,
-        "overlaps",
+        "must not overlap",
         packed_weight=both[: weight.numel()].view(weight.shape),
         output=both[start : start + output.numel()].view(output.shape),
     )
