@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .async_queue import Order, Schedule
 from .errors import (
     BarrierMisuse,
     Deadlock,
@@ -35,7 +36,6 @@ from .errors import (
     UnsupportedInstruction,
 )
 from .launch import Report, launch, unsupported_instructions
-from .scheduler import Order, Schedule
 from .tensor_map import DataType, Fill, Im2colWindow, Swizzle, TensorMap
 
 if TYPE_CHECKING:

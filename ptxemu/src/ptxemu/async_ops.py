@@ -13,7 +13,7 @@ from . import values
 from .async_queue import Operation
 from .barrier_ops import find_mbarrier, shared_target
 from .barriers import MBarrier
-from .errors import Misaligned, UnsupportedInstruction
+from .errors import BarrierMisuse, DescriptorError, Misaligned, UnsupportedInstruction
 from .machine import Cta, Strand
 from .memory import CHUNK, UNKNOWN_SWIZZLE, WORD
 from .parser import TYPE_BYTES, Address, Instruction, Vector
@@ -71,7 +71,7 @@ def _coordinates(coordinates: tuple[Value, ...], lane: int) -> tuple[int, ...]:
 def _tensor_map(strand: Strand, address: int) -> TensorMap:
     found = strand.warp.launch.tensor_maps.get(address)
     if found is None:
-        raise strand.error("DescriptorError", f"there is no tensor map at {address:#x}")
+        raise strand.error(DescriptorError, f"there is no tensor map at {address:#x}")
     return found
 
 
@@ -86,12 +86,12 @@ def _destinations(strand: Strand, target: int, barrier: int, multicast: int | No
         allowed = (cta.rank & ~1, cta.rank | 1) if pair else (cta.rank,)
         if barrier_rank not in allowed:
             raise strand.error(
-                "BarrierMisuse", f"a copy to CTA {cta.rank} completes on an mbarrier of CTA {barrier_rank}"
+                BarrierMisuse, f"a copy to CTA {cta.rank} completes on an mbarrier of CTA {barrier_rank}"
             )
     else:
         ranks = [rank for rank in range(16) if (multicast >> rank) & 1]
         if not ranks:
-            raise strand.error("DescriptorError", "a multicast to no CTA")
+            raise strand.error(DescriptorError, "a multicast to no CTA")
     found = []
     for rank in ranks:
         signalled = (rank & ~1) | (barrier_rank & 1) if pair else rank
@@ -180,7 +180,7 @@ def tensor_load(
     for lane in lane_indices(mask).tolist():
         tensor_map = _tensor_map(strand, _lane(map_address, lane))
         if im2col != (tensor_map.window is not None):
-            raise strand.error("DescriptorError", "a tiled copy through an im2col map, or the reverse")
+            raise strand.error(DescriptorError, "a tiled copy through an im2col map, or the reverse")
         place = _lane(target, lane)
         where = _coordinates(coordinates, lane)
         shifts = tuple(_lane(value, lane) & 0xFFFF for value in offsets)
@@ -257,7 +257,7 @@ def tensor_store(
     for lane in lane_indices(mask).tolist():
         tensor_map = _tensor_map(strand, _lane(map_address, lane))
         if im2col != (tensor_map.window is not None):
-            raise strand.error("DescriptorError", "a tiled copy through an im2col map, or the reverse")
+            raise strand.error(DescriptorError, "a tiled copy through an im2col map, or the reverse")
         where = _coordinates(coordinates, lane)
         _, offset = shared_target(strand, _lane(source, lane), remote=False)
         if offset % BULK_TENSOR_ALIGNMENT:
@@ -329,7 +329,7 @@ def store_async(
         cta, offset = shared_target(strand, _lane(target, lane), remote=True)
         place = find_mbarrier(strand, _lane(barrier, lane))
         if place.cta != cta.rank:
-            raise strand.error("BarrierMisuse", "st.async with data and mbarrier in different CTAs")
+            raise strand.error(BarrierMisuse, "st.async with data and mbarrier in different CTAs")
         data = b"".join(_lane(value, lane).to_bytes(width, "little") for value in sources)
         size = len(data)
         index = cta.shared.index(offset, size, "st.async")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
-from .errors import Location, diagnosis
+from .errors import EmulatorError, Location
 
-if TYPE_CHECKING:
-    from .scheduler import Schedule
+FLUSH_PROBABILITY = 0.5  # of a random schedule: that a round performs one more asynchronous operation
+SPURIOUS_PROBABILITY = 0.25  # of a random schedule: that a wait which would block returns False instead
 
 
 @dataclass
@@ -22,6 +24,56 @@ class Operation:
     location: Location
     number: int = 0
     done: bool = False
+
+
+class Order(Enum):
+    """When asynchronous operations complete.
+
+    EARLY: as they are issued. LATE: as late as allowed, the oldest first; missing waits show. NEWEST: as late as
+    allowed, the newest first; early reuse of buffers shows. RANDOM: any time, and waits may return early.
+    """
+
+    EARLY = "early"
+    LATE = "late"
+    NEWEST = "newest"
+    RANDOM = "random"
+
+
+@dataclass
+class Schedule:
+    """An order, with the seed of a random one."""
+
+    order: Order = Order.EARLY
+    seed: int = 0
+    generator: random.Random = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.order = Order(self.order)
+        self.generator = random.Random(self.seed)
+
+    @property
+    def immediate(self) -> bool:
+        return self.order is Order.EARLY
+
+    def pick(self, heads: list[Operation]) -> Operation:
+        if self.order is Order.RANDOM:
+            return self.generator.choice(heads)
+        return (max if self.order is Order.NEWEST else min)(heads, key=lambda operation: operation.number)
+
+    def spuriously_fails(self) -> bool:
+        return self.order is Order.RANDOM and self.generator.random() < SPURIOUS_PROBABILITY
+
+    def flushes(self) -> bool:
+        return self.order is Order.RANDOM and self.generator.random() < FLUSH_PROBABILITY
+
+    def arrange(self, warps: list[Any]) -> list[Any]:
+        """The warps in the order in which they get their turns."""
+        if self.order is Order.RANDOM:
+            warps = warps.copy()
+            self.generator.shuffle(warps)
+        elif self.order is Order.NEWEST:
+            warps = warps[::-1]
+        return warps
 
 
 class AsyncQueue:
@@ -50,12 +102,9 @@ class AsyncQueue:
         operation.done = True
         try:
             operation.run()
-        except Exception as error:
-            found = diagnosis(error)
-            if found is None:
-                raise
-            found.location = found.location or operation.location
-            raise found from error.__cause__
+        except EmulatorError as error:
+            error.location = error.location or operation.location
+            raise
         self.event()
 
     def finish(self, operation: Operation) -> None:

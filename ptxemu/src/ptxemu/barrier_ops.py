@@ -8,7 +8,7 @@ import numpy as np
 
 from . import values
 from .barriers import MBarrier, NamedBarrier
-from .errors import UnsupportedInstruction
+from .errors import BarrierMisuse, OutOfBounds, UnsupportedInstruction
 from .machine import Cta, Strand, Wait
 from .parser import Instruction
 from .translate import CTA_SHIFT, PENDING, SHARED_BASE, Blocking, Effect, Modifiers, Translator, emits
@@ -29,7 +29,7 @@ def shared_target(strand: Strand, address: int, remote: bool) -> tuple[Cta, int]
         return cta, offset
     if not remote:
         raise strand.error(
-            "OutOfBounds", f"shared address {address:#x} belongs to CTA {rank} of the cluster, not to this one"
+            OutOfBounds, f"shared address {address:#x} belongs to CTA {rank} of the cluster, not to this one"
         )
     return cta.cluster.cta(rank, strand), offset
 
@@ -39,7 +39,7 @@ def find_mbarrier(strand: Strand, address: int, remote: bool = True) -> MBarrier
     barrier = cta.mbarriers.get(offset)
     if barrier is None:
         raise strand.error(
-            "BarrierMisuse", f"no mbarrier was initialised at offset {offset} of the cluster's CTA {cta.rank}"
+            BarrierMisuse, f"no mbarrier was initialised at offset {offset} of the cluster's CTA {cta.rank}"
         )
     return barrier
 
@@ -55,7 +55,7 @@ def _by_address(strand: Strand, mask: int, address: Value) -> list[tuple[int, in
 def _one(strand: Strand, mask: int, value: Value, what: str) -> int:
     shared = values.uniform(value, mask)
     if shared is None:
-        raise strand.error("UnsupportedInstruction", f"{what} differs between lanes")
+        raise strand.error(UnsupportedInstruction, f"{what} differs between lanes")
     return shared
 
 
@@ -104,7 +104,7 @@ def mbarrier_init(strand: Strand, mask: int, address: Value, count: Value) -> No
         cta, offset = shared_target(strand, target, remote=False)
         cta.shared.index(offset, MBARRIER_BYTES, "mbarrier.init")
         if offset in cta.mbarriers:
-            raise strand.error("BarrierMisuse", f"mbarrier.init of the live {cta.mbarriers[offset]}")
+            raise strand.error(BarrierMisuse, f"mbarrier.init of the live {cta.mbarriers[offset]}")
         cta.first_barrier = min(cta.first_barrier, offset)
         cta.last_barrier = max(cta.last_barrier, offset + MBARRIER_BYTES)
         agent = cta.cluster.agents.barrier(cta.rank, offset) if strand.warp.launch.races else 0
@@ -155,7 +155,7 @@ def mbarrier_wait(strand: Strand, address: Value, phase: Value, by_parity: bool,
     if not by_parity:
         parity &= 1
     elif parity > 1:
-        raise strand.error("BarrierMisuse", f"{parity} is no phase parity")
+        raise strand.error(BarrierMisuse, f"{parity} is no phase parity")
     wait, strand.wait = strand.wait, None
     if barrier.passed(parity):
         strand.warp.acquire(barrier.known)
@@ -175,7 +175,7 @@ def _named(strand: Strand, number: Value) -> NamedBarrier:
     index = _one(strand, strand.mask, number, "the barrier's number")
     named = strand.warp.cta.named
     if index >= len(named):
-        raise strand.error("BarrierMisuse", f"there is no barrier {index}")
+        raise strand.error(BarrierMisuse, f"there is no barrier {index}")
     return named[index]
 
 
@@ -224,7 +224,7 @@ def cluster_arrive(strand: Strand, relaxed: bool, aligned: bool) -> Any:
     warp = strand.warp
     cluster = warp.cta.cluster
     if warp.cluster_token not in (None, cluster.barrier.generation):
-        raise strand.error("BarrierMisuse", "barrier.cluster.arrive twice without a barrier.cluster.wait in between")
+        raise strand.error(BarrierMisuse, "barrier.cluster.arrive twice without a barrier.cluster.wait in between")
     warp.cluster_token = cluster.barrier.generation
     cluster.barrier.arrive(warp.key, strand.mask, warp.fenced if relaxed else warp.release())
     cluster.barrier.advance(cluster.live_lanes())
@@ -238,7 +238,7 @@ def cluster_wait(strand: Strand, aligned: bool) -> Any:
     warp = strand.warp
     barrier = warp.cta.cluster.barrier
     if warp.cluster_token is None:
-        raise strand.error("BarrierMisuse", "barrier.cluster.wait without a barrier.cluster.arrive before it")
+        raise strand.error(BarrierMisuse, "barrier.cluster.wait without a barrier.cluster.arrive before it")
     if barrier.generation == warp.cluster_token:
         strand.wait = ClusterWait(strand, warp.cluster_token)
         return PENDING

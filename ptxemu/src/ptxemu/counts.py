@@ -10,7 +10,7 @@ from .parser import Instruction
 
 _CLASSES = {
     **dict.fromkeys(("bra", "ret", "exit", "trap", "call"), "control"),
-    **dict.fromkeys(("ld", "st", "ldmatrix", "stmatrix", "atom", "red", "prefetch", "st.async"), "memory"),
+    **dict.fromkeys(("ld", "st", "ldmatrix", "stmatrix", "atom", "red", "prefetch"), "memory"),
     **dict.fromkeys(
         ("mbarrier", "bar", "barrier", "fence", "membar", "griddepcontrol", "setmaxnreg", "nanosleep"), "sync"
     ),

@@ -272,13 +272,8 @@ def _patch_tvm_ffi(stack: contextlib.ExitStack, emulation: Emulation) -> None:
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         program = _program(self)
         tensors = list(_tensors((arguments, keywords)))
-        arguments, keywords = (
-            _replace_tensors(arguments, lambda tensor: tvm_ffi.from_dlpack(_AsCuda(tensor))),
-            {
-                name: _replace_tensors(value, lambda t: tvm_ffi.from_dlpack(_AsCuda(t)))
-                for name, value in keywords.items()
-            },
-        )
+        arguments = _replace_tensors(arguments, as_cuda)
+        keywords = {name: _replace_tensors(value, as_cuda) for name, value in keywords.items()}
         with program.running(emulation, tensors):
             return program.tvm_ffi_function(self)(*arguments, **keywords)
 

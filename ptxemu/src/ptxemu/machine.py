@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from . import errors
-from .async_queue import AsyncQueue
+from .async_queue import AsyncQueue, Schedule
 from .barriers import NAMED_BARRIERS, ClusterBarrier, MBarrier, NamedBarrier
 from .counts import Counts
 from .dataflow import Block
-from .errors import Deadlock, EmulatorError, Location, RaceError, UninitializedRead
+from .errors import (
+    Deadlock,
+    EmulatorError,
+    KernelTrap,
+    Location,
+    OutOfBounds,
+    RaceError,
+    UninitializedRead,
+    UnsupportedInstruction,
+)
 from .memory import GlobalMemory, LocalMemory, Parameters, SharedMemory
 from .races import ORDERED, PUBLISHED, Access, Agents, Conflict, Pipe, SharedShadow, TensorShadow
 from .tensor_memory import TensorMemory
 from .translate import CTA_SHIFT, Program
-from .values import FULL_MASK, LANES, POISON, lane_flags, merge
-from .warp_ops import special_registers
-
-if TYPE_CHECKING:
-    from .scheduler import Schedule
+from .values import FULL_MASK, LANE_IDS, LANES, POISON, Value, lane_flags, merge
 
 Dim3 = tuple[int, int, int]
 
@@ -89,15 +94,15 @@ class Strand:
         """Gives other strands and warps a turn: this one polls something."""
         self.deferred = self.warp.yielding = True
 
-    def error(self, kind: str, reason: str) -> EmulatorError:
-        return getattr(errors, kind)(reason, self.location())
+    def error(self, kind: type[EmulatorError], reason: str) -> EmulatorError:
+        return kind(reason, self.location())
 
     def trap(self) -> None:
-        raise self.error("KernelTrap", "the kernel executed trap")
+        raise self.error(KernelTrap, "the kernel executed trap")
 
     def fail_unsupported(self, at: int, reason: str) -> None:
         self.at = at
-        raise self.error("UnsupportedInstruction", reason)
+        raise self.error(UnsupportedInstruction, reason)
 
     def location(self) -> Location:
         return self.warp.location(self.at)
@@ -146,7 +151,7 @@ class Warp:
         self.block_counts = launch.block_counts_of(index)
         self.partial_counts: Counter[tuple[int, int]] = Counter()  # blocks that not all lanes executed, and the lanes
         launch.partial_counts.setdefault(index, []).append(self.partial_counts)
-        self.special = {**cta.special, **special_registers(tid), "%warpid": index}
+        self.special = {**cta.special, **_lane_special(tid), "%warpid": index}
         self.shared_base = cta.rank << CTA_SHIFT
         self.parameters = launch.parameters
         self.symbols = launch.symbols
@@ -302,9 +307,7 @@ class Cta:
         if self.shared_shadow is None or strand.warp.cta is self:
             return
         if not self.live_threads:
-            raise strand.error(
-                "RaceError", f"a use of shared memory of the cluster's CTA {self.rank}, which has exited"
-            )
+            raise strand.error(RaceError, f"a use of shared memory of the cluster's CTA {self.rank}, which has exited")
         self.remote_uses[agent] = (clock, strand.at)
 
     def check_exit(self, strand: Strand) -> None:
@@ -334,6 +337,25 @@ class Cta:
                     f"(PTX line {place.ptx_line}: {errors.shorten(place.ptx_text)})",
                     strand.location(),
                 )
+
+
+def _lane_special(tid: tuple[np.ndarray, ...]) -> dict[str, Value]:
+    """The special registers that depend on the lane alone, and the thread index of each lane."""
+    one = np.uint32(1)
+    below = (one << LANE_IDS) - one
+    return {
+        "%laneid": LANE_IDS,
+        "%lanemask_eq": one << LANE_IDS,
+        "%lanemask_lt": below,
+        "%lanemask_le": below | (one << LANE_IDS),
+        "%lanemask_gt": ~(below | (one << LANE_IDS)),
+        "%lanemask_ge": ~below,
+        **{f"%tid.{axis}": _uniform_or_lanes(ids) for axis, ids in zip("xyz", tid, strict=True)},
+    }
+
+
+def _uniform_or_lanes(ids: np.ndarray) -> Value:
+    return int(ids[0]) if ids.shape == (LANES,) and (ids == ids[0]).all() else ids
 
 
 def _cta_special(cta: Cta, launch: Launch, cluster: Cluster) -> dict[str, Any]:
@@ -379,7 +401,7 @@ class Cluster:
 
     def cta(self, rank: int, strand: Strand) -> Cta:
         if rank >= len(self.ctas):
-            raise strand.error("OutOfBounds", f"a shared address of CTA {rank} of a cluster of {len(self.ctas)}")
+            raise strand.error(OutOfBounds, f"a shared address of CTA {rank} of a cluster of {len(self.ctas)}")
         return self.ctas[rank]
 
     @property

@@ -28,7 +28,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 CORE_ROWS = 8
 """Rows of a core matrix; its rows are one chunk wide."""
-STEP_BYTES = 32
 """Bytes along K that one instruction consumes: K = 16 elements of 2 bytes."""
 K_STEP = 16
 WARP = 32

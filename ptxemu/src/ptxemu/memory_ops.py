@@ -9,7 +9,7 @@ import numpy as np
 
 from . import matrix, numerics, values
 from .barrier_ops import shared_target
-from .errors import OutOfBounds, UnsupportedInstruction
+from .errors import BarrierMisuse, OutOfBounds, UnsupportedInstruction
 from .machine import Cta, Strand
 from .memory import ITEM_TYPES, WORD
 from .parser import TYPE_BYTES, Address, Instruction, Symbol, Vector
@@ -184,7 +184,7 @@ def _check_barriers_untouched(strand: Strand, cta: Cta, offsets: Value, size: in
             if isinstance(offsets, np.ndarray)
             else low < offset + 8 and high > offset
         ):
-            raise strand.error("BarrierMisuse", f"a store to the live {cta.mbarriers[offset]}")
+            raise strand.error(BarrierMisuse, f"a store to the live {cta.mbarriers[offset]}")
 
 
 def load(

@@ -213,7 +213,6 @@ class _Parser:
     def __init__(self, text: str):
         blank = lambda match: re.sub(r"[^\n]", " ", match.group())  # noqa: E731
         self.text = re.sub(r"//[^\n]*|/\*.*?\*/", blank, text, flags=re.DOTALL)
-        self.newlines = [match.start() for match in re.finditer("\n", self.text)]
         self.files: dict[int, str] = {}
         self.target = ""
         self.kernels: dict[str, Kernel] = {}

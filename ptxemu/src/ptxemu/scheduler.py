@@ -2,69 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import Enum
 
-from .async_queue import Operation
-from .errors import diagnosis
+from .errors import EmulatorError
 from .machine import Cluster, Launch, Strand, Warp, describe_deadlock
 from .translate import BLOCKED, EXITED
 
 SLICE_BLOCKS = 4000  # blocks that a warp runs before the others get a turn
 IDLE_ROUNDS = 64  # rounds in which warps only poll before that counts as a deadlock
-FLUSH_PROBABILITY = 0.5  # of a random schedule: that a round performs one more asynchronous operation
-SPURIOUS_PROBABILITY = 0.25  # of a random schedule: that a wait which would block returns False instead
-
-
-class Order(Enum):
-    """When asynchronous operations complete.
-
-    EARLY: as they are issued. LATE: as late as allowed, the oldest first; missing waits show. NEWEST: as late as
-    allowed, the newest first; early reuse of buffers shows. RANDOM: any time, and waits may return early.
-    """
-
-    EARLY = "early"
-    LATE = "late"
-    NEWEST = "newest"
-    RANDOM = "random"
-
-
-@dataclass
-class Schedule:
-    """An order, with the seed of a random one."""
-
-    order: Order = Order.EARLY
-    seed: int = 0
-    generator: random.Random = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.order = Order(self.order)
-        self.generator = random.Random(self.seed)
-
-    @property
-    def immediate(self) -> bool:
-        return self.order is Order.EARLY
-
-    def pick(self, heads: list[Operation]) -> Operation:
-        if self.order is Order.RANDOM:
-            return self.generator.choice(heads)
-        return (max if self.order is Order.NEWEST else min)(heads, key=lambda operation: operation.number)
-
-    def spuriously_fails(self) -> bool:
-        return self.order is Order.RANDOM and self.generator.random() < SPURIOUS_PROBABILITY
-
-    def flushes(self) -> bool:
-        return self.order is Order.RANDOM and self.generator.random() < FLUSH_PROBABILITY
-
-    def arrange(self, warps: list[Warp]) -> list[Warp]:
-        if self.order is Order.RANDOM:
-            warps = warps.copy()
-            self.generator.shuffle(warps)
-        elif self.order is Order.NEWEST:
-            warps = warps[::-1]
-        return warps
 
 
 class Scheduler:
@@ -152,12 +97,9 @@ class Scheduler:
                 return
             try:
                 budget = self._run_strand(warp, strand, budget)
-            except Exception as error:
-                found = diagnosis(error)
-                if found is None:
-                    raise
-                found.location = found.location or strand.location()
-                raise found from error.__cause__
+            except EmulatorError as error:
+                error.location = error.location or strand.location()
+                raise
 
     @staticmethod
     def _pick_strand(warp: Warp) -> Strand | None:

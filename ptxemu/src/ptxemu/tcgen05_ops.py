@@ -15,7 +15,7 @@ import numpy as np
 
 from . import matrix, tensor_memory, values
 from .barrier_ops import find_mbarrier
-from .errors import UnsupportedInstruction
+from .errors import DescriptorError, DivergenceError, UnsupportedInstruction
 from .machine import Cta, Launch, Strand, Wait
 from .matrix import InstructionDescriptor
 from .memory import WORD
@@ -38,7 +38,7 @@ def _pair(strand: Strand, cta_group: int) -> list[Cta]:
         return [cta]
     cluster = cta.cluster
     if len(cluster.ctas) < 2:
-        raise strand.error("DescriptorError", "cta_group::2 in a cluster of one CTA")
+        raise strand.error(DescriptorError, "cta_group::2 in a cluster of one CTA")
     return [cluster.cta(cta.rank & ~1, strand), cluster.cta(cta.rank | 1, strand)]
 
 
@@ -58,10 +58,10 @@ def tensor_mma(
     warp = strand.warp
     lane = values.lowest_lane(mask)
     if mask & (mask - 1):
-        raise strand.error("DivergenceError", "tcgen05.mma by several lanes at once")
+        raise strand.error(DivergenceError, "tcgen05.mma by several lanes at once")
     address, descriptor_a, descriptor_b = (values.lane_value(value, lane) for value in (target, a, b))
     if any(values.lane_value(value, lane) for value in disabled):
-        raise strand.error("UnsupportedInstruction", "tcgen05.mma with disabled lanes is not modelled")
+        raise strand.error(UnsupportedInstruction, "tcgen05.mma with disabled lanes is not modelled")
     accumulate = bool(values.lane_value(enable, lane))
     description = _instruction_descriptor(values.lane_value(instruction, lane), cta_group)
     ctas = _pair(strand, cta_group)
@@ -158,7 +158,7 @@ def tensor_commit(strand: Strand, mask: int, address: Value, multicast: Value | 
     warp = strand.warp
     lane = values.lowest_lane(mask)
     if mask & (mask - 1):
-        raise strand.error("DivergenceError", "tcgen05.commit by several lanes at once")
+        raise strand.error(DivergenceError, "tcgen05.commit by several lanes at once")
     place = values.lane_value(address, lane)
     if multicast is None:
         targets = [find_mbarrier(strand, place)]
@@ -232,7 +232,7 @@ def tensor_relinquish(strand: Strand) -> None:
 def _region(strand: Strand, address: int, cells: tensor_memory.Access, what: str) -> tuple[Any, Any]:
     """The cells of a warp's access in tensor memory, checked."""
     if strand.mask != FULL_MASK:
-        raise strand.error("DivergenceError", f"{what} by a warp of which not all lanes take part")
+        raise strand.error(DivergenceError, f"{what} by a warp of which not all lanes take part")
     warp = strand.warp
     warp.cta.tensor.require_allocated(address & tensor_memory.FIELD_MASK, cells.column_span, what)
     return cells.region(address, warp.index, relative=warp.launch.relative_lanes)

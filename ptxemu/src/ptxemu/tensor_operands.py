@@ -108,5 +108,5 @@ def mac_counter(strand: Strand, a: list[Operand], b: list[Operand], m: int, n: i
 def uniform_operand(strand: Strand, value: Value, what: str) -> int:
     shared = values.uniform(value, strand.mask)
     if shared is None:
-        raise strand.error("DescriptorError", f"{what} differs between lanes")
+        raise strand.error(DescriptorError, f"{what} differs between lanes")
     return shared

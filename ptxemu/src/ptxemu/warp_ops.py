@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from . import values
-from .errors import OutOfBounds, UnsupportedInstruction
+from .errors import DivergenceError, OutOfBounds, UnsupportedInstruction
+from .machine import Strand
 from .parser import Instruction, Register
 from .translate import PENDING, SHARED_BASE, Blocking, Effect, Modifiers, Translator, emits
 from .values import FULL_MASK, LANE_IDS, LANES, Value, lane_flags, lane_indices, lowest_lane
-
-if TYPE_CHECKING:
-    from .machine import Strand
 
 _SHARED_END = SHARED_BASE + (1 << 32)
 
@@ -46,7 +44,7 @@ def _members(strand: Strand, members: Value) -> Value | None:
         else:
             return members if strand.converged(int(np.bitwise_or.reduce(active))) else None
     if strand.mask & ~members:
-        raise strand.error("DivergenceError", f"a lane outside the member mask {members:#010x} takes part")
+        raise strand.error(DivergenceError, f"a lane outside the member mask {members:#010x} takes part")
     return members if strand.converged(members) else None
 
 
@@ -55,7 +53,7 @@ def _gather(strand: Strand, members: Value) -> bool:
     found = _members(strand, members)
     if isinstance(found, np.ndarray):
         raise strand.error(
-            "UnsupportedInstruction", "different member masks in one warp are modelled for shfl and redux only"
+            UnsupportedInstruction, "different member masks in one warp are modelled for shfl and redux only"
         )
     return found is not None
 
@@ -142,25 +140,6 @@ def redux(strand: Strand, mode: str, is_signed: bool, value: Value, members: Val
         total = int(lanes.astype(np.int64).sum()) if mode == "add" else int(_REDUCE[mode](lanes))
         result[indices] = total & FULL_MASK
     return result
-
-
-def special_registers(tid: tuple[np.ndarray, ...]) -> dict[str, Value]:
-    """The special registers that depend on the lane alone, and the thread index of each lane."""
-    one = np.uint32(1)
-    below = (one << LANE_IDS) - one
-    return {
-        "%laneid": LANE_IDS,
-        "%lanemask_eq": one << LANE_IDS,
-        "%lanemask_lt": below,
-        "%lanemask_le": below | (one << LANE_IDS),
-        "%lanemask_gt": ~(below | (one << LANE_IDS)),
-        "%lanemask_ge": ~below,
-        **{f"%tid.{axis}": _uniform_or_lanes(ids) for axis, ids in zip("xyz", tid, strict=True)},
-    }
-
-
-def _uniform_or_lanes(ids: np.ndarray) -> Value:
-    return int(ids[0]) if ids.shape == (LANES,) and (ids == ids[0]).all() else ids
 
 
 # Emitters. All of these block until the lanes they name have arrived.

@@ -15,7 +15,7 @@ import numpy as np
 from . import matrix, values
 from .async_queue import Operation
 from .barrier_ops import nothing
-from .errors import UnsupportedInstruction
+from .errors import DivergenceError, RaceError, UnsupportedInstruction
 from .machine import Strand, Wait
 from .matrix import Major
 from .parser import Instruction, Vector
@@ -113,9 +113,9 @@ def wgmma(
     """wgmma.mma_async: the new accumulator registers, which are filled when the operation is performed."""
     warp = strand.warp
     if unfenced and warp.launch.races:
-        raise strand.error("RaceError", "wgmma.mma_async on accumulators that no wgmma.fence has covered")
+        raise strand.error(RaceError, "wgmma.mma_async on accumulators that no wgmma.fence has covered")
     if strand.mask != FULL_MASK:
-        raise strand.error("DivergenceError", "wgmma by a warp of which not all lanes take part")
+        raise strand.error(DivergenceError, "wgmma by a warp of which not all lanes take part")
     from_registers = isinstance(a, tuple)
     form = _Form(
         None if from_registers else uniform_operand(strand, a, "the descriptor of A"),
@@ -130,7 +130,7 @@ def wgmma(
     position = warp.index % WARPS
     product = group.next(position, form)
     if product.form != form:
-        raise strand.error("DivergenceError", "the warps of a warpgroup issue different wgmmas")
+        raise strand.error(DivergenceError, "the warps of a warpgroup issue different wgmmas")
     product.accumulators[position] = accumulators
     product.a[position] = a if from_registers else None
     product.strands.append(strand)
