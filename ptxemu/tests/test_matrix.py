@@ -9,10 +9,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from ptxemu import matrix, numerics
 from ptxemu.errors import DescriptorError, EmulatorError, OutOfBounds, UnsupportedInstruction
-from ptxemu.matrix import Accumulation, InstructionDescriptor, Major, SharedDescriptor, gather_operand
-from ptxemu.tensor_map import DataType, Swizzle, TensorMap, write_box
+from ptxemu.models import matrix, numerics
+from ptxemu.models.matrix import Accumulation, InstructionDescriptor, Major, SharedDescriptor, gather_operand
+from ptxemu.models.tensor_map import DataType, Swizzle, TensorMap, write_box
 
 SHARED_BYTES = 128 * 1024
 TILE = 8192  # a multiple of every swizzle period

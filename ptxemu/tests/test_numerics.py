@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptxemu import approximations, numerics
 from ptxemu.errors import UnsupportedInstruction
+from ptxemu.models import approximations, numerics
 
 MODES = ("rn", "rz", "rm", "rp")
 # Precision in bits, least and greatest exponent of a normal number.

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxemu import numerics
 from ptxemu.errors import (
     DescriptorError,
     EmulatorError,
@@ -18,7 +17,8 @@ from ptxemu.errors import (
     OutOfBounds,
     UnsupportedInstruction,
 )
-from ptxemu.tensor_map import (
+from ptxemu.models import numerics
+from ptxemu.models.tensor_map import (
     CHUNK_BYTES,
     DataType,
     Fill,

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptxemu import matrix
 from ptxemu.errors import OutOfBounds, TensorMemoryMisuse, UninitializedRead, UnsupportedInstruction
-from ptxemu.tensor_memory import (
+from ptxemu.models import matrix
+from ptxemu.models.tensor_memory import (
     COLUMNS,
     LANES,
     Access,

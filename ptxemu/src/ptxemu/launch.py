@@ -10,18 +10,27 @@ from typing import Any
 
 import numpy as np
 
+from ptxemu.errors import LaunchError
+
 # These register their emitters.
-from . import alu, async_ops, barrier_ops, control_ops, memory_ops, tcgen05_ops, wgmma_ops  # noqa: F401
-from .async_queue import Order, Schedule
-from .counts import Counts
-from .errors import LaunchError
-from .machine import Dim3, Launch
-from .memory import GlobalMemory, Parameters, Region, region_of
-from .parser import Module, Parameter, parse
-from .rounding import ieee_arithmetic
-from .scheduler import Scheduler
-from .tensor_map import TensorMap
-from .translate import PARAMETER_BASE, Program, translate
+from ptxemu.instructions import (  # noqa: F401
+    alu,
+    async_ops,
+    barrier_ops,
+    control_ops,
+    memory_ops,
+    tcgen05_ops,
+    wgmma_ops,
+)
+from ptxemu.isa.counts import Counts
+from ptxemu.isa.parser import Module, Parameter, parse
+from ptxemu.isa.translate import PARAMETER_BASE, Program, translate
+from ptxemu.machine.async_queue import Order, Schedule
+from ptxemu.machine.memory import GlobalMemory, Parameters, Region, region_of
+from ptxemu.machine.scheduler import Scheduler
+from ptxemu.machine.state import Dim3, Launch
+from ptxemu.models.rounding import ieee_arithmetic
+from ptxemu.models.tensor_map import TensorMap
 
 MAX_THREADS = 1024
 MAX_CLUSTER = 16
