@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Tensor-core operands: descriptors read back what tensor maps wrote, fragments follow the ISA's index formulas."""
 
 from __future__ import annotations
@@ -27,14 +26,12 @@ def random_elements(*shape: int) -> np.ndarray:
 def load(
     shared: np.ndarray, address: int, x: np.ndarray, column: int, row: int, width: int, height: int, swizzle: Swizzle
 ) -> None:
-    """A box of ``height`` rows of ``width`` elements of a 2-D matrix, as a bulk copy puts it into shared memory."""
+    """A box of `height` rows of `width` elements of a 2-D matrix, as a bulk copy puts it into shared memory."""
     m = TensorMap.over(x, DataType.BFLOAT16, (width, height), swizzle=swizzle)
     write_box(shared, address, m.load((column, row)), swizzle)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Descriptor bits
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Descriptor bits -------------------------------------------------------------------------------------------------
 
 
 def test_shared_descriptor_bits() -> None:
@@ -111,9 +108,7 @@ def test_mma_shapes() -> None:
             matrix.check_wgmma_shape(n)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What a tensor map wrote, a descriptor reads
-# ---------------------------------------------------------------------------------------------------------------------
+# --- What a tensor map wrote, a descriptor reads ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("swizzle", SWIZZLED)
@@ -129,7 +124,7 @@ def test_k_major_swizzled(swizzle: Swizzle, rows: int) -> None:
 
 
 def test_k_major_unswizzled() -> None:
-    """Panels of eight columns: rows 16 bytes apart, groups of eight rows 128 bytes, panels ``leading`` apart."""
+    """Panels of eight columns: rows 16 bytes apart, groups of eight rows 128 bytes, panels `leading` apart."""
     rows, x = 72, random_elements(72, 32)
     shared = np.zeros(SHARED_BYTES, np.uint8)
     for panel in range(4):
@@ -155,7 +150,7 @@ def test_mn_major_swizzled(swizzle: Swizzle, spans: int) -> None:
 
 
 def test_mn_major_unswizzled() -> None:
-    """Boxes of eight elements along M or N by all of K: ``stride`` to the next box, ``leading`` to the next eight k."""
+    """Boxes of eight elements along M or N by all of K: `stride` to the next box, `leading` to the next eight k."""
     rows, depth = 40, 32
     x = random_elements(depth, rows)
     shared = np.zeros(SHARED_BYTES, np.uint8)
@@ -265,9 +260,7 @@ def test_layouts_are_shared_between_stages() -> None:
     assert not matrix.operand_layout(first, Major.K, 128).chunks.flags.writeable
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The product
-# ---------------------------------------------------------------------------------------------------------------------
+# --- The product -----------------------------------------------------------------------------------------------------
 
 
 def bf16(values: np.ndarray) -> np.ndarray:
@@ -323,9 +316,7 @@ def test_infinities_and_nan_pass_through() -> None:
     assert (result[2:] == 16).all()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Fragments
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Fragments -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [8, 24, 160, 256])

@@ -1,8 +1,7 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The ``.approx`` functions of PTX, as models: what a chip's multi-function unit returns is not documented bit by bit.
+"""The `.approx` functions of PTX, as models: what a chip's multi-function unit returns is not documented bit by bit.
 
 By default every result is the float64 value rounded once, i.e. the correctly rounded one (unless the exact value lies
-within about 2**-52 of itself from a tie). Inside :func:`perturbed_approximations` every result that the ISA does not
+within about 2**-52 of itself from a tie). Inside `perturbed_approximations` every result that the ISA does not
 list as a special case is displaced by an amount that depends on the operands and the seed alone, within the maximum
 error that the ISA documents. Code that needs more accuracy than is documented gives different answers under different
 seeds.
@@ -67,7 +66,7 @@ _seed: ContextVar[int | None] = ContextVar("seed of the perturbed approximations
 
 @contextmanager
 def perturbed_approximations(seed: int) -> Iterator[None]:
-    """Displace the results of the ``.approx`` functions within their documented errors, by ``seed`` and operands."""
+    """Displace the results of the `.approx` functions within their documented errors, by `seed` and operands."""
     token = _seed.set(seed)
     try:
         yield
@@ -85,7 +84,7 @@ def _unit(raw: Array, name: str, seed: int) -> Array:
 
 
 def _displace(exact: Array, rounded: Array, bound: ErrorBound, unit: Array) -> Array:
-    """A float32 neighbour of ``rounded`` that keeps within ``bound`` of ``exact`` (float64)."""
+    """A float32 neighbour of `rounded` that keeps within `bound` of `exact` (float64)."""
     if bound.ulps:
         steps = np.rint(unit * bound.ulps).astype(np.int64)
         moved = (rounded.view(np.uint32).astype(np.int64) + steps).astype(np.uint32).view(np.float32)
@@ -100,7 +99,7 @@ def _displace(exact: Array, rounded: Array, bound: ErrorBound, unit: Array) -> A
 def _approximate(
     name: str, key: Array, exact: Array, bound: ErrorBound, *, ftz: bool = False, special: Array | bool = False
 ) -> Array:
-    """Round ``exact`` to float32; with a seed, displace it by a function of ``key`` unless the case is ``special``."""
+    """Round `exact` to float32; with a seed, displace it by a function of `key` unless the case is `special`."""
     rounded = round_to_f32(exact, ftz=ftz)
     seed = _seed.get()
     if seed is None:
@@ -144,7 +143,7 @@ def _half(
 
 @quiet
 def ex2_approx(a: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
-    """``ex2.approx{.ftz}``: f32 at most 2 ulp from the correctly rounded result; f16, bf16 and their x2 forms too.
+    """`ex2.approx{.ftz}`: f32 at most 2 ulp from the correctly rounded result; f16, bf16 and their x2 forms too.
 
     2**0 is 1; infinities give 0 and infinity.
     """
@@ -156,7 +155,7 @@ def ex2_approx(a: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
 
 @quiet
 def tanh_approx(a: Array, dtype: str = "f32") -> Array:
-    """``tanh.approx``: f32 with relative error 2**-11, subnormals passing through; f16, bf16 and their x2 forms too."""
+    """`tanh.approx`: f32 with relative error 2**-11, subnormals passing through; f16, bf16 and their x2 forms too."""
     if dtype != "f32":
         return _half("tanh", a, dtype, np.tanh, TANH_BOUND, False)
     x, wide = _operand(a, False)
@@ -167,7 +166,7 @@ def tanh_approx(a: Array, dtype: str = "f32") -> Array:
 
 @quiet
 def lg2_approx(a: Array, *, ftz: bool = False) -> Array:
-    """``lg2.approx{.ftz}.f32``: absolute error 2**-22 in (0.5, 2), relative error 2**-22 outside."""
+    """`lg2.approx{.ftz}.f32`: absolute error 2**-22 in (0.5, 2), relative error 2**-22 outside."""
     x, wide = _operand(a, ftz)
     exact = np.log2(wide)
     near = _approximate("lg2", x, exact, LG2_NEAR_ONE_BOUND, ftz=ftz)
@@ -176,14 +175,14 @@ def lg2_approx(a: Array, *, ftz: bool = False) -> Array:
 
 @quiet
 def rcp_approx(a: Array, *, ftz: bool = False) -> Array:
-    """``rcp.approx{.ftz}.f32``: at most 1 ulp."""
+    """`rcp.approx{.ftz}.f32`: at most 1 ulp."""
     x, wide = _operand(a, ftz)
     return _approximate("rcp", x, 1.0 / wide, RCP_BOUND, ftz=ftz)
 
 
 @quiet
 def rsqrt_approx(a: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
-    """``rsqrt.approx{.ftz}.f32``: relative error 2**-22.9; negative operands give NaN, -0 gives -inf."""
+    """`rsqrt.approx{.ftz}.f32`: relative error 2**-22.9; negative operands give NaN, -0 gives -inf."""
     _check_f32("rsqrt.approx", dtype)
     x, wide = _operand(a, ftz)
     return _approximate("rsqrt", x, 1.0 / np.sqrt(wide), RSQRT_BOUND, ftz=ftz)
@@ -191,7 +190,7 @@ def rsqrt_approx(a: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
 
 @quiet
 def sqrt_approx(a: Array, *, ftz: bool = False) -> Array:
-    """``sqrt.approx{.ftz}.f32``: relative error 2**-23."""
+    """`sqrt.approx{.ftz}.f32`: relative error 2**-23."""
     x, wide = _operand(a, ftz)
     return _approximate("sqrt", x, np.sqrt(wide), SQRT_BOUND, ftz=ftz)
 
@@ -206,13 +205,13 @@ def _trigonometric(name: str, a: Array, function: Callable[[Array], Array], ftz:
 
 @quiet
 def sin_approx(a: Array, *, ftz: bool = False) -> Array:
-    """``sin.approx{.ftz}.f32``: absolute error 2**-20.5 within 2 pi, 2**-14.7 within 100 pi."""
+    """`sin.approx{.ftz}.f32`: absolute error 2**-20.5 within 2 pi, 2**-14.7 within 100 pi."""
     return _trigonometric("sin", a, np.sin, ftz)
 
 
 @quiet
 def cos_approx(a: Array, *, ftz: bool = False) -> Array:
-    """``cos.approx{.ftz}.f32``: absolute error 2**-20.5 within 2 pi, 2**-14.7 within 100 pi."""
+    """`cos.approx{.ftz}.f32`: absolute error 2**-20.5 within 2 pi, 2**-14.7 within 100 pi."""
     return _trigonometric("cos", a, np.cos, ftz)
 
 
@@ -224,14 +223,14 @@ def _quotient(name: str, a: Array, b: Array, ftz: bool) -> Array:
 
 @quiet
 def div_full(a: Array, b: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
-    """``div.full{.ftz}.f32``: at most 2 ulp over the full range."""
+    """`div.full{.ftz}.f32`: at most 2 ulp over the full range."""
     _check_f32("div.full", dtype)
     return _quotient("div.full", _operand(a, ftz)[0], _operand(b, ftz)[0], ftz)
 
 
 @quiet
 def div_approx(a: Array, b: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
-    """``div.approx{.ftz}.f32``: at most 2 ulp for |b| up to 2**126; beyond, a zero (NaN for an infinite ``a``)."""
+    """`div.approx{.ftz}.f32`: at most 2 ulp for |b| up to 2**126; beyond, a zero (NaN for an infinite `a`)."""
     _check_f32("div.approx", dtype)
     x, y = _operand(a, ftz)[0], _operand(b, ftz)[0]
     huge = (np.abs(y) > np.float32(2.0**126)) & np.isfinite(y)

@@ -1,7 +1,6 @@
-# SPDX-License-Identifier: Apache-2.0
 """Tensor-core operands: descriptors, canonical shared-memory layouts, register fragments, and the product itself.
 
-A *chunk* is 16 bytes, the unit of every swizzle here. An operand is a matrix of ``rows`` (M of A, N of B) by K; it is
+A *chunk* is 16 bytes, the unit of every swizzle here. An operand is a matrix of `rows` (M of A, N of B) by K; it is
 *K-major* when neighbours along K are contiguous in shared memory, *MN-major* when neighbours along M or N are.
 
 What is measured and what is not: start addresses that begin any number of 128-byte rows into a swizzled K-major tile,
@@ -39,9 +38,7 @@ class Major(IntEnum):
     MN = 1
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Shared-memory descriptors
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Shared-memory descriptors ---------------------------------------------------------------------------------------
 
 _ADDRESS_MASK = 0x3FFF  # 14 bits, in units of 16 bytes
 _WGMMA_SWIZZLE = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
@@ -73,13 +70,13 @@ class SharedDescriptor:
 
     @classmethod
     def from_wgmma(cls, value: int) -> SharedDescriptor:
-        """Decode the 64-bit descriptor of ``wgmma`` (sm_90a)."""
+        """Decode the 64-bit descriptor of `wgmma` (sm_90a)."""
         _check_reserved(value, ((14, 2), (30, 2), (46, 3), (52, 10)))
         return cls._decode(value, _WGMMA_SWIZZLE[_field(value, 62, 2)])
 
     @classmethod
     def from_tcgen05(cls, value: int) -> SharedDescriptor:
-        """Decode the 64-bit descriptor of ``tcgen05`` (sm_100a)."""
+        """Decode the 64-bit descriptor of `tcgen05` (sm_100a)."""
         _check_reserved(value, ((14, 2), (30, 2), (53, 8)))
         if _field(value, 46, 3) != _TCGEN05_FIXED:
             raise DescriptorError(f"bits 46-48 of descriptor {value:#018x} are not 0b001")
@@ -124,9 +121,7 @@ def _check_reserved(value: int, fields: tuple[tuple[int, int], ...]) -> None:
             raise DescriptorError(f"bits {low}-{low + bits - 1} of descriptor {value:#018x} must be zero")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Canonical layouts
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Canonical layouts -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,7 @@ class OperandLayout:
     """Where an operand's chunks lie, in chunks relative to the descriptor's start.
 
     Attributes:
-        chunks: K-major: ``[rows, K bytes / 16]``; MN-major: ``[K, rows * element bytes / 16]``. Read-only.
+        chunks: K-major: `[rows, K bytes / 16]`; MN-major: `[K, rows * element bytes / 16]`. Read-only.
         lowest, highest: the extreme entries.
     """
 
@@ -144,7 +139,7 @@ class OperandLayout:
 
 
 def _linear_k_major(descriptor: SharedDescriptor, rows: int, k_bytes: int) -> Array:
-    """Byte offsets before swizzling: rows in groups of eight, ``stride`` apart; a row of a swizzled tile is a span."""
+    """Byte offsets before swizzling: rows in groups of eight, `stride` apart; a row of a swizzled tile is a span."""
     row, chunk = np.arange(rows)[:, None], np.arange(k_bytes // CHUNK_BYTES)[None, :]
     if descriptor.swizzle == Swizzle.NONE:
         pitch, across = CHUNK_BYTES, descriptor.leading
@@ -154,10 +149,10 @@ def _linear_k_major(descriptor: SharedDescriptor, rows: int, k_bytes: int) -> Ar
 
 
 def _linear_mn_major(descriptor: SharedDescriptor, chunks: int, k: int) -> Array:
-    """Byte offsets before swizzling, ``[k, chunk along M or N]``.
+    """Byte offsets before swizzling, `[k, chunk along M or N]`.
 
-    Unswizzled: core matrices of 8 k by one chunk; ``stride`` steps along M or N, ``leading`` to the next 8 k.
-    Swizzled: atoms of 8 k by one span; ``leading`` steps to the next span along M or N, ``stride`` to the next 8 k.
+    Unswizzled: core matrices of 8 k by one chunk; `stride` steps along M or N, `leading` to the next 8 k.
+    Swizzled: atoms of 8 k by one span; `leading` steps to the next span along M or N, `stride` to the next 8 k.
     """
     row, chunk = np.arange(k)[:, None], np.arange(chunks)[None, :]
     if descriptor.swizzle == Swizzle.NONE:
@@ -169,7 +164,7 @@ def _linear_mn_major(descriptor: SharedDescriptor, chunks: int, k: int) -> Array
 
 
 def _swizzle_from(address: Array, swizzle: Swizzle, base_offset: int) -> Array:
-    """Bits 4 and up of ``address`` ^= the 128-byte row number, counted from the pattern's start."""
+    """Bits 4 and up of `address` ^= the 128-byte row number, counted from the pattern's start."""
     if swizzle == Swizzle.NONE:
         return address
     phases = swizzle.span // CHUNK_BYTES  # 8, 4 or 2
@@ -206,7 +201,7 @@ def _layout(descriptor: SharedDescriptor, major: Major, rows: int, k: int, eleme
 def operand_layout(
     descriptor: SharedDescriptor, major: Major, rows: int, k: int = K_STEP, element_bytes: int = 2
 ) -> OperandLayout:
-    """The cached chunk positions of a ``rows x k`` operand.
+    """The cached chunk positions of a `rows x k` operand.
 
     Raises:
         DescriptorError: the mode is not modelled, or the offsets lay two parts of the operand over each other.
@@ -225,10 +220,10 @@ def operand_chunks(
     descriptor: SharedDescriptor, major: Major, rows: int, k: int = K_STEP, element_bytes: int = 2, *, shared_bytes: int
 ) -> Array:
     """Chunk numbers of the operand within shared memory (byte address / 16), for read checks; see
-    :class:`OperandLayout`.
+    `OperandLayout`.
 
     Raises:
-        OutOfBounds: part of the operand lies outside the ``shared_bytes`` of the CTA.
+        OutOfBounds: part of the operand lies outside the `shared_bytes` of the CTA.
     """
     layout = operand_layout(descriptor, major, rows, k, element_bytes)
     first = descriptor.start // CHUNK_BYTES
@@ -244,19 +239,17 @@ def operand_chunks(
 def gather_operand(
     shared: Array, descriptor: SharedDescriptor, major: Major, rows: int, k: int = K_STEP, element_bytes: int = 2
 ) -> Array:
-    """Read an operand: unsigned elements ``[rows, k]`` (a copy, transposed in memory if MN-major).
+    """Read an operand: unsigned elements `[rows, k]` (a copy, transposed in memory if MN-major).
 
     Args:
-        shared: the CTA's shared memory as uint8; ``shared[0]`` is offset 0 of the window, the size a multiple of 16.
+        shared: the CTA's shared memory as uint8; `shared[0]` is offset 0 of the window, the size a multiple of 16.
     """
     chunks = operand_chunks(descriptor, major, rows, k, element_bytes, shared_bytes=shared.size)
     elements = shared.view(np.complex128).take(chunks).view(np.dtype(f"u{element_bytes}"))
     return elements if major == Major.K else elements.T
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# tcgen05 instruction descriptor
-# ---------------------------------------------------------------------------------------------------------------------
+# --- tcgen05 instruction descriptor ----------------------------------------------------------------------------------
 
 _D_TYPES = {0: "f16", 1: "f32"}
 _AB_TYPES = {0: "f16", 1: "bf16"}
@@ -265,9 +258,9 @@ _SPARSE_BIT, _SATURATE_BIT, _TRANSPOSE_A_BIT, _TRANSPOSE_B_BIT = 2, 3, 15, 16
 
 @dataclass(frozen=True)
 class InstructionDescriptor:
-    """The decoded 32-bit instruction descriptor of ``tcgen05.mma.kind::f16``.
+    """The decoded 32-bit instruction descriptor of `tcgen05.mma.kind::f16`.
 
-    ``m`` and ``n`` are those of the whole operation: with two CTAs each holds half of A's rows and half of B's.
+    `m` and `n` are those of the whole operation: with two CTAs each holds half of A's rows and half of B's.
     """
 
     d_type: str
@@ -328,7 +321,7 @@ class InstructionDescriptor:
         )
 
     def check(self, cta_group: int) -> None:
-        """Raise :class:`DescriptorError` unless ``m`` and ``n`` are legal for ``kind::f16`` and this CTA group."""
+        """Raise `DescriptorError` unless `m` and `n` are legal for `kind::f16` and this CTA group."""
         check_mma_shape(self.m, self.n, cta_group)
         if self.d_type == "f16" and (self.a_type, self.b_type) != ("f16", "f16"):
             raise DescriptorError("kind::f16 with D of f16 takes A and B of f16")
@@ -339,21 +332,19 @@ def _code(types: dict[int, str], name: str) -> int:
 
 
 def check_mma_shape(m: int, n: int, cta_group: int) -> None:
-    """``tcgen05.mma.kind::f16``, dense, no .ws: M is 64 or 128, N a multiple of 8; for two CTAs 128 or 256, and 16."""
+    """`tcgen05.mma.kind::f16`, dense, no .ws: M is 64 or 128, N a multiple of 8; for two CTAs 128 or 256, and 16."""
     rows, step = {1: ((64, 128), 8), 2: ((128, 256), 16)}[cta_group]
     if m not in rows or n % step or not step <= n <= 256:
         raise DescriptorError(f"M={m}, N={n} is no shape of kind::f16 with cta_group::{cta_group}")
 
 
 def check_wgmma_shape(n: int) -> None:
-    """``wgmma.m64nNk16``: N in steps of 8 up to 256."""
+    """`wgmma.m64nNk16`: N in steps of 8 up to 256."""
     if n % 8 or not 8 <= n <= 256:
         raise DescriptorError(f"N={n} is no shape of wgmma.m64nNk16")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The product
-# ---------------------------------------------------------------------------------------------------------------------
+# --- The product -----------------------------------------------------------------------------------------------------
 
 
 class Accumulation(Enum):
@@ -380,12 +371,12 @@ def operand_values(bits: Array, dtype: str, negate: bool = False) -> Array:
 def multiply_accumulate(
     accumulator: Array | None, a: Array, b: Array, accumulation: Accumulation = Accumulation.STEPWISE
 ) -> Array:
-    """``accumulator + a @ b.T`` as float32.
+    """`accumulator + a @ b.T` as float32.
 
     Args:
-        accumulator: ``[M, N]`` float32, or None to start from zero (scale-d off, enable-input-d off).
-        a: ``[M, K]`` float64 values from :func:`operand_values`.
-        b: ``[N, K]`` float64 values.
+        accumulator: `[M, N]` float32, or None to start from zero (scale-d off, enable-input-d off).
+        a: `[M, K]` float64 values from `operand_values`.
+        b: `[N, K]` float64 values.
     """
     with np.errstate(all="ignore"):
         if accumulation is Accumulation.BATCHED:
@@ -400,23 +391,21 @@ def multiply_accumulate(
         return result
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Register fragments
-# ---------------------------------------------------------------------------------------------------------------------
-# A fragment is ``[registers, threads]``. Thread t = 32 * warp + 4 * g + q (g = 0..7, q = 0..3) holds elements in pairs
+# --- Register fragments ----------------------------------------------------------------------------------------------
+# A fragment is `[registers, threads]`. Thread t = 32 * warp + 4 * g + q (g = 0..7, q = 0..3) holds elements in pairs
 # e = 0, 1: rows 16 * warp + 8 * h + g, columns 8 * block + 2 * q + e. Registers are ordered by block, then h, then e;
 # the two 16-bit elements of a pair share one.
 
 
 def accumulator_from_fragment(fragment: Array) -> Array:
-    """D of ``wgmma.m64nNk16``, ``[N / 2, 128]`` to ``[64, N]``; of ``mma.m16n8k16``, ``[4, 32]`` to ``[16, 8]``."""
+    """D of `wgmma.m64nNk16`, `[N / 2, 128]` to `[64, N]`; of `mma.m16n8k16`, `[4, 32]` to `[16, 8]`."""
     blocks, warps = fragment.shape[0] // 4, fragment.shape[1] // WARP
     parts = fragment.reshape(blocks, 2, 2, warps, 8, 4)
     return parts.transpose(3, 1, 4, 0, 5, 2).reshape(warps * 16, blocks * 8)
 
 
 def accumulator_to_fragment(matrix: Array) -> Array:
-    """The inverse of :func:`accumulator_from_fragment`."""
+    """The inverse of `accumulator_from_fragment`."""
     warps, blocks = matrix.shape[0] // 16, matrix.shape[1] // 8
     parts = matrix.reshape(warps, 2, 8, blocks, 4, 2)
     return parts.transpose(3, 1, 5, 0, 2, 4).reshape(blocks * 4, warps * WARP)
@@ -430,25 +419,25 @@ def _split_pairs(fragment: Array) -> Array:
 
 
 def _join_pairs(elements: Array) -> Array:
-    """The inverse of :func:`_split_pairs`."""
+    """The inverse of `_split_pairs`."""
     return elements[1::2].astype(np.uint32) << np.uint32(16) | elements[::2]
 
 
 def a_from_fragment(fragment: Array) -> Array:
-    """Register A of K = 16: ``[4, threads]`` uint32 to ``[threads / 2, 16]`` 16-bit patterns.
+    """Register A of K = 16: `[4, threads]` uint32 to `[threads / 2, 16]` 16-bit patterns.
 
-    128 threads for wgmma (64 rows), 32 for ``mma.m16n8k16`` (16 rows).
+    128 threads for wgmma (64 rows), 32 for `mma.m16n8k16` (16 rows).
     """
     return accumulator_from_fragment(_split_pairs(fragment))
 
 
 def a_to_fragment(matrix: Array) -> Array:
-    """The inverse of :func:`a_from_fragment`."""
+    """The inverse of `a_from_fragment`."""
     return _join_pairs(accumulator_to_fragment(np.asarray(matrix, np.uint16)))
 
 
 def b_from_fragment(fragment: Array) -> Array:
-    """Register B of ``mma.m16n8k16``: ``[2, 32]`` uint32 to ``[8, 16]`` (N by K).
+    """Register B of `mma.m16n8k16`: `[2, 32]` uint32 to `[8, 16]` (N by K).
 
     Thread 4 * n + q holds column n; register i elements k = 8 * i + 2 * q + e.
     """
@@ -456,16 +445,16 @@ def b_from_fragment(fragment: Array) -> Array:
 
 
 def b_to_fragment(matrix: Array) -> Array:
-    """The inverse of :func:`b_from_fragment`."""
+    """The inverse of `b_from_fragment`."""
     parts = np.asarray(matrix, np.uint16).reshape(8, 2, 4, 2).transpose(1, 3, 0, 2)
     return _join_pairs(parts.reshape(4, WARP))
 
 
 def matrices_to_fragment(matrices: Array, transpose: bool = False) -> Array:
-    """``ldmatrix.m8n8{.trans}.b16``: ``[count, 8, 8]`` 16-bit elements to ``[count, 32]`` uint32.
+    """`ldmatrix.m8n8{.trans}.b16`: `[count, 8, 8]` 16-bit elements to `[count, 32]` uint32.
 
     Row r of matrix j is the 16 bytes at the address of thread 8 * j + r. Thread 4 * g + q gets elements 2q and 2q + 1
-    of row g, with ``transpose`` of column g.
+    of row g, with `transpose` of column g.
     """
     matrices = np.asarray(matrices, np.uint16)
     if transpose:
@@ -474,6 +463,6 @@ def matrices_to_fragment(matrices: Array, transpose: bool = False) -> Array:
 
 
 def fragment_to_matrices(fragment: Array, transpose: bool = False) -> Array:
-    """``stmatrix.m8n8{.trans}.b16``: the inverse of :func:`matrices_to_fragment`."""
+    """`stmatrix.m8n8{.trans}.b16`: the inverse of `matrices_to_fragment`."""
     matrices = np.ascontiguousarray(fragment, np.uint32).view(np.uint16).reshape(-1, 8, 8)
     return matrices.swapaxes(1, 2) if transpose else matrices

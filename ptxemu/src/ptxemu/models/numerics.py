@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """PTX floating-point arithmetic on NumPy arrays, every result rounded once.
 
 Values travel in the natural NumPy type of their register class:
@@ -6,22 +5,22 @@ Values travel in the natural NumPy type of their register class:
 ====================  =====================================================
 PTX type              array
 ====================  =====================================================
-``f32``               ``float32``
-``f64``               ``float64``
-``f16``, ``bf16``     ``uint16`` bit patterns
-``f16x2``, ``bf16x2`` ``uint32``, element 0 in the low half
-``f32x2``             ``uint64``, element 0 in the low half
-``s8`` to ``u64``     the NumPy integer type of that name
+`f32`               `float32`
+`f64`               `float64`
+`f16`, `bf16`     `uint16` bit patterns
+`f16x2`, `bf16x2` `uint32`, element 0 in the low half
+`f32x2`             `uint64`, element 0 in the low half
+`s8` to `u64`     the NumPy integer type of that name
 ====================  =====================================================
 
-Shapes are free and broadcast. Rounding modes are PTX's names without the dot: ``rn``, ``rz``, ``rm``, ``rp``. A type,
-mode or modifier that an instruction does not have raises :class:`~.errors.UnsupportedInstruction`: nothing is
+Shapes are free and broadcast. Rounding modes are PTX's names without the dot: `rn`, `rz`, `rm`, `rp`. A type,
+mode or modifier that an instruction does not have raises `.errors.UnsupportedInstruction`: nothing is
 guessed.
 
-NaN results of f32 are the canonical 0x7fffffff and of f16 and bf16 0x7fff. Subnormals are kept unless ``ftz`` is
-given; ``ftz`` flushes inputs and the rounded result to zero of the same sign (that a result which rounds up to the
-least normal number stays is an assumption). The ``.approx`` functions (``ex2_approx`` and so on) come from
-:mod:`.approximations`, which says what they model.
+NaN results of f32 are the canonical 0x7fffffff and of f16 and bf16 0x7fff. Subnormals are kept unless `ftz` is
+given; `ftz` flushes inputs and the rounded result to zero of the same sign (that a result which rounds up to the
+least normal number stays is an assumption). The `.approx` functions (`ex2_approx` and so on) come from
+`.approximations`, which says what they model.
 """
 
 from __future__ import annotations
@@ -125,9 +124,7 @@ _TIE = np.uint64(0x10000000)
 _EXPONENT = np.uint32(0x7F800000)  # zero in the pattern of a float32 that is zero or subnormal
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# add, sub, mul, fma of f32
-# ---------------------------------------------------------------------------------------------------------------------
+# --- add, sub, mul, fma of f32 ---------------------------------------------------------------------------------------
 
 
 def _exact_zero_sum(total: Array, a: Array, b: Array, rnd: str) -> Array:
@@ -139,9 +136,9 @@ def _exact_zero_sum(total: Array, a: Array, b: Array, rnd: str) -> Array:
 
 
 def _round_sum(a: Array, b: Array, rnd: str) -> Array:
-    """``a + b`` of float64 values, rounded once to float32.
+    """`a + b` of float64 values, rounded once to float32.
 
-    The float64 sum is all that is needed unless it misleads: for ``rn`` on a tie of float32, or where a float32 result
+    The float64 sum is all that is needed unless it misleads: for `rn` on a tie of float32, or where a float32 result
     is subnormal and has its ties elsewhere; for the other modes where it is a float32 itself and hides an error.
     """
     total = a + b
@@ -181,9 +178,7 @@ def _operation_f32(op: str, operands: tuple[Array, ...], rnd: str, ftz: bool, sa
     return finish_f32(_F32_OPERATIONS[op](*values, rnd), ftz, sat)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# f64: native where the processor rounds as asked, else one rational number per element (slow, and rare in kernels)
-# ---------------------------------------------------------------------------------------------------------------------
+# --- f64: native where the processor rounds as asked, else one rational number per element (slow, and rare in kernels)
 
 _NATIVE: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b,
@@ -213,7 +208,7 @@ def _fraction_to_f64(exact: Fraction, rnd: str) -> float:
 
 
 def _zero_sum_f64(a: float, b: float, rnd: str) -> float:
-    """The sign of an exact zero; see :func:`_exact_zero_sum`."""
+    """The sign of an exact zero; see `_exact_zero_sum`."""
     if a == b == 0 and np.signbit(a) == np.signbit(b):
         return a
     return -0.0 if rnd == "rm" else 0.0
@@ -239,9 +234,7 @@ def _operation_f64(op: str, operands: tuple[Array, ...], rnd: str) -> Array:
     return result
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# f16, bf16, and the dispatch by type
-# ---------------------------------------------------------------------------------------------------------------------
+# --- f16, bf16, and the dispatch by type -----------------------------------------------------------------------------
 
 
 def _flush_half(bits: Array, dtype: str) -> Array:
@@ -298,17 +291,17 @@ def _arithmetic(
 
 
 def add(a: Array, b: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False, sat: bool = False) -> Array:
-    """``add.rnd{.ftz}{.sat}.dtype``."""
+    """`add.rnd{.ftz}{.sat}.dtype`."""
     return _arithmetic("add", (a, b), dtype, rnd, ftz, sat)
 
 
 def sub(a: Array, b: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False, sat: bool = False) -> Array:
-    """``sub.rnd{.ftz}{.sat}.dtype``: ``a + (-b)``."""
+    """`sub.rnd{.ftz}{.sat}.dtype`: `a + (-b)`."""
     return _arithmetic("add", (a, neg(b, dtype)), dtype, rnd, ftz, sat)
 
 
 def mul(a: Array, b: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False, sat: bool = False) -> Array:
-    """``mul.rnd{.ftz}{.sat}.dtype``."""
+    """`mul.rnd{.ftz}{.sat}.dtype`."""
     return _arithmetic("mul", (a, b), dtype, rnd, ftz, sat)
 
 
@@ -323,28 +316,26 @@ def fma(
     sat: bool = False,
     relu: bool = False,
 ) -> Array:
-    """``fma.rnd{.ftz}{.sat}{.relu}.dtype``: ``a * b + c`` rounded once; ``relu`` for f16 and bf16 only."""
+    """`fma.rnd{.ftz}{.sat}{.relu}.dtype`: `a * b + c` rounded once; `relu` for f16 and bf16 only."""
     return _arithmetic("fma", (a, b, c), dtype, rnd, ftz, sat, relu)
 
 
 def add_mixed(a: Array, c: Array, atype: str, rnd: str = "rn", *, sat: bool = False) -> Array:
-    """``add.rnd{.sat}.f32.atype``: ``a`` is f16 or bf16, ``c`` and the result are f32."""
+    """`add.rnd{.sat}.f32.atype`: `a` is f16 or bf16, `c` and the result are f32."""
     return add(widen(a, atype), c, "f32", rnd, sat=sat)
 
 
 def sub_mixed(a: Array, c: Array, atype: str, rnd: str = "rn", *, sat: bool = False) -> Array:
-    """``sub.rnd{.sat}.f32.atype``: ``a - c``."""
+    """`sub.rnd{.sat}.f32.atype`: `a - c`."""
     return sub(widen(a, atype), c, "f32", rnd, sat=sat)
 
 
 def fma_mixed(a: Array, b: Array, c: Array, atype: str, rnd: str = "rn", *, sat: bool = False) -> Array:
-    """``fma.rnd{.sat}.f32.atype``: ``a`` and ``b`` are f16 or bf16, ``c`` and the result are f32."""
+    """`fma.rnd{.sat}.f32.atype`: `a` and `b` are f16 or bf16, `c` and the result are f32."""
     return fma(widen(a, atype), widen(b, atype), c, "f32", rnd, sat=sat)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# abs, neg, min, max
-# ---------------------------------------------------------------------------------------------------------------------
+# --- abs, neg, min, max ----------------------------------------------------------------------------------------------
 
 _RAW_TYPE = {"f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
 _VALUE_TYPE = {"f16": np.uint16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64}
@@ -388,12 +379,12 @@ def _abs_element(a: Array, dtype: str, ftz: bool) -> Array:
 
 
 def neg(a: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
-    """``neg{.ftz}.dtype``: flips the sign bit, of NaN too."""
+    """`neg{.ftz}.dtype`: flips the sign bit, of NaN too."""
     return _on_elements(_neg_element, (a,), dtype, ftz)
 
 
 def absolute(a: Array, dtype: str = "f32", *, ftz: bool = False) -> Array:
-    """``abs{.ftz}.dtype``: clears the sign bit, of NaN too."""
+    """`abs{.ftz}.dtype`: clears the sign bit, of NaN too."""
     return _on_elements(_abs_element, (a,), dtype, ftz)
 
 
@@ -445,10 +436,10 @@ def _extreme(operands: tuple[Array, ...], dtype: str, *modifiers: bool) -> Array
 def minimum(
     *operands: Array, dtype: str = "f32", ftz: bool = False, nan: bool = False, xorsign_abs: bool = False
 ) -> Array:
-    """``min{.ftz}{.NaN}{.xorsign.abs}.dtype`` of two or three operands.
+    """`min{.ftz}{.NaN}{.xorsign.abs}.dtype` of two or three operands.
 
-    -0 is less than +0. One NaN operand loses against a number unless ``nan`` (the ``.NaN`` modifier); NaN results are
-    canonical. ``xorsign_abs`` compares magnitudes and gives the result the exclusive or of the signs.
+    -0 is less than +0. One NaN operand loses against a number unless `nan` (the `.NaN` modifier); NaN results are
+    canonical. `xorsign_abs` compares magnitudes and gives the result the exclusive or of the signs.
     """
     return _extreme(operands, dtype, False, ftz, nan, xorsign_abs)
 
@@ -457,13 +448,11 @@ def minimum(
 def maximum(
     *operands: Array, dtype: str = "f32", ftz: bool = False, nan: bool = False, xorsign_abs: bool = False
 ) -> Array:
-    """``max``; see :func:`minimum`."""
+    """`max`; see `minimum`."""
     return _extreme(operands, dtype, True, ftz, nan, xorsign_abs)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# rcp, sqrt, div with IEEE rounding
-# ---------------------------------------------------------------------------------------------------------------------
+# --- rcp, sqrt, div with IEEE rounding -------------------------------------------------------------------------------
 # A quotient or root of 24-bit operands either is a float32, or a tie between two, or is at least 2**-51 of itself
 # away from all of those: x/y = m needs x = m*y, an equation between integers of at most 49 bits, and x = m*m one of
 # 50. float64 evaluates both to 2**-53, so that its result compares with float32 numbers and ties as the exact value
@@ -472,7 +461,7 @@ def maximum(
 
 @quiet
 def div(a: Array, b: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False) -> Array:
-    """``div.rnd{.ftz}.f32`` and ``div.rnd.f64``, correctly rounded."""
+    """`div.rnd{.ftz}.f32` and `div.rnd.f64`, correctly rounded."""
     check_rounding(rnd)
     if dtype == "f64" and not ftz:
         return _operation_f64("div", (a, b), rnd)
@@ -483,14 +472,14 @@ def div(a: Array, b: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = 
 
 
 def rcp(a: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False) -> Array:
-    """``rcp.rnd{.ftz}``, correctly rounded."""
+    """`rcp.rnd{.ftz}`, correctly rounded."""
     one = np.float64(1) if dtype == "f64" else np.float32(1)
     return div(one, a, dtype, rnd, ftz=ftz)
 
 
 @quiet
 def sqrt(a: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False) -> Array:
-    """``sqrt.rnd{.ftz}.f32`` in every mode and ``sqrt.rn.f64``, correctly rounded; sqrt(-0) is -0."""
+    """`sqrt.rnd{.ftz}.f32` in every mode and `sqrt.rn.f64`, correctly rounded; sqrt(-0) is -0."""
     check_rounding(rnd)
     if dtype == "f64" and rnd == "rn" and not ftz:
         return np.sqrt(np.asarray(a, np.float64))
@@ -500,9 +489,7 @@ def sqrt(a: Array, dtype: str = "f32", rnd: str = "rn", *, ftz: bool = False) ->
     return round_to_f32(np.sqrt(a.astype(np.float64)), rnd, ftz=ftz)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# cvt
-# ---------------------------------------------------------------------------------------------------------------------
+# --- cvt -------------------------------------------------------------------------------------------------------------
 
 _SIGNIFICAND_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
 
@@ -590,12 +577,12 @@ def cvt(
     relu: bool = False,
     satfinite: bool = False,
 ) -> Array:
-    """``cvt{.rnd}{.relu}{.satfinite}{.ftz}{.sat}.dst.src``.
+    """`cvt{.rnd}{.relu}{.satfinite}{.ftz}{.sat}.dst.src`.
 
-    ``dst`` and ``src`` are ``f16``, ``bf16``, ``f32``, ``f64`` or an integer type; see the module for their arrays
-    (an integer source is first taken modulo its width). Conversion to an integer needs ``rni``, ``rzi``, ``rmi`` or
-    ``rpi`` and clamps; narrowing between floating-point types and integer to floating point need ``rn``, ``rz``,
-    ``rm`` or ``rp``.
+    `dst` and `src` are `f16`, `bf16`, `f32`, `f64` or an integer type; see the module for their arrays
+    (an integer source is first taken modulo its width). Conversion to an integer needs `rni`, `rzi`, `rmi` or
+    `rpi` and clamps; narrowing between floating-point types and integer to floating point need `rn`, `rz`,
+    `rm` or `rp`.
     """
     if src not in _INTEGER_TYPES and dst not in _INTEGER_TYPES:
         return _float_to_float(a, dst, src, rnd, ftz, sat, relu, satfinite)
@@ -612,7 +599,7 @@ def cvt(
 
 @quiet
 def cvt_pack(a: Array, b: Array, dst: str, rnd: str = "rn", *, relu: bool = False, satfinite: bool = False) -> Array:
-    """``cvt.rnd{.relu}{.satfinite}.{bf16x2,f16x2}.f32 d, a, b``: ``a`` goes into the high half, ``b`` into the low."""
+    """`cvt.rnd{.relu}{.satfinite}.{bf16x2,f16x2}.f32 d, a, b`: `a` goes into the high half, `b` into the low."""
     if dst not in ("bf16x2", "f16x2"):
         raise UnsupportedInstruction(f"cannot pack two f32 into {dst!r}")
     if rnd not in ("rn", "rz"):

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Widening and rounding between floating-point formats, exactly once.
 
 Operands of 32 bits and fewer widen exactly to float64, where a product of two is exact and the error of a sum is
@@ -57,7 +56,7 @@ def ieee_arithmetic() -> Iterator[None]:
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a function in :func:`ieee_arithmetic`, unless it is active already."""
+    """Run a function in `ieee_arithmetic`, unless it is active already."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +74,7 @@ def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_rounding(rnd: str) -> None:
-    """Raise unless ``rnd`` is rn, rz, rm or rp."""
+    """Raise unless `rnd` is rn, rz, rm or rp."""
     if rnd not in ROUNDING_MODES:
         raise UnsupportedInstruction(f"rounding mode {rnd!r} is none of {', '.join(ROUNDING_MODES)}")
 
@@ -86,9 +85,7 @@ def has_nan(x: Array) -> bool:
     return bool(square != square)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Widening, packing
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Widening, packing -----------------------------------------------------------------------------------------------
 
 
 def bf16_to_f32(bits: Array) -> Array:
@@ -102,7 +99,7 @@ def f16_to_f32(bits: Array) -> Array:
 
 
 def widen(a: Array, dtype: str) -> Array:
-    """The exact float32 (for ``f64``: float64) value of an unpacked floating-point register."""
+    """The exact float32 (for `f64`: float64) value of an unpacked floating-point register."""
     if dtype == "f32":
         return np.asarray(a, np.float32)
     if dtype == "bf16":
@@ -121,21 +118,19 @@ def unpack(a: Array, dtype: str) -> Array:
 
 
 def pack(elements: Array, dtype: str) -> Array:
-    """The inverse of :func:`unpack`."""
+    """The inverse of `unpack`."""
     storage = _ELEMENT_STORAGE[PACKED_ELEMENT[dtype]]
     return np.ascontiguousarray(elements, storage).view(_PACKED_STORAGE[dtype])[..., 0]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rounding to odd
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Rounding to odd -------------------------------------------------------------------------------------------------
 
 
 def _set_odd(nearest: Array, error: Array) -> Array:
     """Turn round-to-nearest results into round-to-odd ones, given what the rounding lost.
 
-    ``nearest`` is inexact where ``error`` is not 0. If its last bit is clear, the exact value lies between it and the
-    neighbour on the side of ``error``, which is odd. Overflow (nearest infinite, error of the other sign) lands on the
+    `nearest` is inexact where `error` is not 0. If its last bit is clear, the exact value lies between it and the
+    neighbour on the side of `error`, which is odd. Overflow (nearest infinite, error of the other sign) lands on the
     largest finite number, whose last bit is set; an infinite operand (error NaN) is left alone.
     """
     if not np.count_nonzero(error):
@@ -148,7 +143,7 @@ def _set_odd(nearest: Array, error: Array) -> Array:
 
 
 def sum_to_odd(a: Array, b: Array) -> Array:
-    """``a + b`` in the operands' own type, rounded to odd (Knuth's TwoSum gives the error exactly)."""
+    """`a + b` in the operands' own type, rounded to odd (Knuth's TwoSum gives the error exactly)."""
     total = a + b
     b_part = total - a
     return _set_odd(total, (a - (total - b_part)) + (b - b_part))
@@ -160,13 +155,11 @@ def f64_to_f32_odd(x: Array) -> Array:
     return _set_odd(nearest, x - nearest)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rounding to f32
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Rounding to f32 -------------------------------------------------------------------------------------------------
 
 
 def direct(nearest: Array, exact: Array, rnd: str) -> Array:
-    """Correct a round-to-nearest result to a directed mode; ``exact`` is wider and compares like the exact value."""
+    """Correct a round-to-nearest result to a directed mode; `exact` is wider and compares like the exact value."""
     if rnd == "rn":
         return nearest
     if rnd == "rz":
@@ -191,7 +184,7 @@ def canonical_f32(x: Array) -> Array:
 
 
 def finish_f32(x: Array, ftz: bool, sat: bool) -> Array:
-    """The modifiers of f32 results: ``sat`` clamps to [+0, 1] and turns NaN into +0."""
+    """The modifiers of f32 results: `sat` clamps to [+0, 1] and turns NaN into +0."""
     if ftz:
         x = flush_f32(x)
     if sat:
@@ -207,9 +200,7 @@ def round_to_f32(x: Array, rnd: str = "rn", *, ftz: bool = False, sat: bool = Fa
     return finish_f32(direct(x.astype(np.float32), x, rnd), ftz, sat)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rounding to f16 and bf16
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Rounding to f16 and bf16 ----------------------------------------------------------------------------------------
 
 
 def _f32_to_bf16_high(x: Array, rnd: str) -> Array:
@@ -237,7 +228,7 @@ def _f32_to_f16_bits(x: Array, rnd: str) -> Array:
 def finish_half(
     bits: Array, dtype: str, *, ftz: bool = False, sat: bool = False, relu: bool = False, satfinite: bool = False
 ) -> Array:
-    """The modifiers of f16 and bf16 results, on bit patterns whose NaNs are canonical; see :func:`round_to_half`."""
+    """The modifiers of f16 and bf16 results, on bit patterns whose NaNs are canonical; see `round_to_half`."""
     magnitude = bits & ~_HALF_SIGN
     negative = bits != magnitude
     nan = magnitude > _HALF_INFINITY[dtype]
@@ -264,10 +255,10 @@ def round_to_half(
     relu: bool = False,
     satfinite: bool = False,
 ) -> Array:
-    """Round float64 or float32 values (exact, or rounded to odd) to ``f16`` or ``bf16`` bit patterns (uint16).
+    """Round float64 or float32 values (exact, or rounded to odd) to `f16` or `bf16` bit patterns (uint16).
 
-    ``relu`` turns negative results (and -0) into +0 and keeps NaN; ``sat`` clamps to [+0, 1] and turns NaN into +0;
-    ``satfinite`` replaces infinity by the largest finite number of that sign.
+    `relu` turns negative results (and -0) into +0 and keeps NaN; `sat` clamps to [+0, 1] and turns NaN into +0;
+    `satfinite` replaces infinity by the largest finite number of that sign.
     """
     check_rounding(rnd)
     x = np.asarray(x)

@@ -1,13 +1,12 @@
-# SPDX-License-Identifier: Apache-2.0
 """Tensor maps: what a bulk tensor copy moves, where it lands, and which maps the driver would refuse.
 
 Dimension order is the driver's and PTX's everywhere: dimension 0 is the innermost one. A *dense box* is the box as
-one run of bytes, dimension 0 fastest, before swizzling; :func:`write_box` and :func:`read_box` apply the swizzle,
+one run of bytes, dimension 0 fastest, before swizzling; `write_box` and `read_box` apply the swizzle,
 which depends on absolute shared-memory addresses.
 
 Not modelled, and refused: interleaved layouts, packed 4- and 6-bit types, types that convert on the way (TF32, flushed
-FP32), the ``im2col::w`` modes, the 8-byte flip.
-Unmeasured: the NaN bit pattern of ``oobFill``, and boxes whose rows are shorter than the swizzle span.
+FP32), the `im2col::w` modes, the 8-byte flip.
+Unmeasured: the NaN bit pattern of `oobFill`, and boxes whose rows are shorter than the swizzle span.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ptxemu.models import numerics
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ByteSource = Callable[[int, int], Bytes]
-"""``source(address, nbytes)`` returns a writable uint8 view of that range of global memory."""
+"""`source(address, nbytes)` returns a writable uint8 view of that range of global memory."""
 
 CHUNK_BYTES = 16
 MAX_RANK = 5
@@ -43,7 +42,7 @@ IM2COL_CORNER_BITS = {3: 16, 4: 8, 5: 5}
 
 
 class DataType(IntEnum):
-    """``CUtensorMapDataType``."""
+    """`CUtensorMapDataType`."""
 
     UINT8 = 0
     UINT16 = 1
@@ -93,7 +92,7 @@ _HALF_NAMES = {DataType.FLOAT16: "f16", DataType.BFLOAT16: "bf16"}
 
 
 class Swizzle(IntEnum):
-    """``CUtensorMapSwizzle``."""
+    """`CUtensorMapSwizzle`."""
 
     NONE = 0
     B32 = 1
@@ -110,13 +109,13 @@ class Swizzle(IntEnum):
 
 
 class Fill(IntEnum):
-    """``CUtensorMapFloatOOBfill``."""
+    """`CUtensorMapFloatOOBfill`."""
 
     ZERO = 0
     NAN = 1
 
 
-# Which address bits are XORed: (shift, mask) of ``address ^ (address >> shift & mask)``.
+# Which address bits are XORed: (shift, mask) of `address ^ (address >> shift & mask)`.
 _SWIZZLE_XOR = {
     Swizzle.NONE: (0, 0x00),
     Swizzle.B32: (3, 0x10),
@@ -128,7 +127,7 @@ _SWIZZLE_XOR = {
 
 
 def swizzle_address(address: Any, swizzle: Swizzle) -> Any:
-    """Where the byte of linear (unswizzled) absolute shared address ``address`` is stored. It is its own inverse.
+    """Where the byte of linear (unswizzled) absolute shared address `address` is stored. It is its own inverse.
 
     128-byte swizzle: bits 4-6 ^= bits 7-9; 64-byte: bits 4-5 ^= bits 7-8; 32-byte: bit 4 ^= bit 7; the forms with 32-
     and 64-byte atoms: bits 5-6 ^= bits 7-8, bit 6 ^= bit 7. Works on integers and integer arrays.
@@ -148,9 +147,9 @@ def _swizzled_chunks(phase: int, chunks: int, swizzle: Swizzle) -> np.ndarray[An
 
 
 def swizzled_chunks(address: int, nbytes: int, swizzle: Swizzle) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """Positions of the 16-byte chunks of a dense box that starts at absolute shared address ``address``.
+    """Positions of the 16-byte chunks of a dense box that starts at absolute shared address `address`.
 
-    Entry i is the position of dense chunk i in chunks from ``address`` on: the XOR stays within a 128-byte line. Cached
+    Entry i is the position of dense chunk i in chunks from `address` on: the XOR stays within a 128-byte line. Cached
     and read-only.
     """
     if address % SWIZZLE_LINE_BYTES or nbytes % CHUNK_BYTES:
@@ -167,13 +166,13 @@ def _lines(shared: Bytes, address: int, nbytes: int) -> np.ndarray[Any, Any]:
 
 
 def write_box(shared: Bytes, address: int, dense: Bytes, swizzle: Swizzle) -> None:
-    """Store a dense box at shared offset ``address``; ``shared[0]`` is offset 0 of the window."""
+    """Store a dense box at shared offset `address`; `shared[0]` is offset 0 of the window."""
     lines = _lines(shared, address, dense.size)
     lines[swizzled_chunks(address, dense.size, swizzle)] = np.ascontiguousarray(dense).view(np.complex128)
 
 
 def read_box(shared: Bytes, address: int, nbytes: int, swizzle: Swizzle) -> Bytes:
-    """The dense box of ``nbytes`` at shared offset ``address``, swizzle undone (a copy)."""
+    """The dense box of `nbytes` at shared offset `address`, swizzle undone (a copy)."""
     return _lines(shared, address, nbytes)[swizzled_chunks(address, nbytes, swizzle)].view(np.uint8)
 
 
@@ -181,7 +180,7 @@ def read_box(shared: Bytes, address: int, nbytes: int, swizzle: Swizzle) -> Byte
 class Im2colWindow:
     """The im2col part of a map; corners and offsets are in W, H, D order.
 
-    Base pixels run over ``lower .. extent - 1 + upper`` inclusive in every spatial dimension.
+    Base pixels run over `lower .. extent - 1 + upper` inclusive in every spatial dimension.
     """
 
     lower: tuple[int, ...]
@@ -212,7 +211,7 @@ class TensorMap:
         base: global address of element (0, ..., 0).
         data_type: type of an element.
         extents: elements in each dimension.
-        strides: bytes between neighbours of dimensions 1 and up (one fewer than ``extents``); rows may overlap.
+        strides: bytes between neighbours of dimensions 1 and up (one fewer than `extents`); rows may overlap.
         box: elements that a tiled copy traverses in each dimension; empty for im2col maps.
         element_strides: step of the traversal in each dimension; dimension 0 always steps by 1.
         swizzle, fill: as given to the driver.
@@ -258,7 +257,7 @@ class TensorMap:
         *,
         source: ByteSource | None = None,
     ) -> TensorMap:
-        """From the parameters of ``cuTensorMapEncodeTiled``, in their order (L2 promotion does not affect data)."""
+        """From the parameters of `cuTensorMapEncodeTiled`, in their order (L2 promotion does not affect data)."""
         _refuse_interleave(interleave)
         _check_lengths(rank, extents=extents, box=box, element_strides=element_strides)
         return cls(
@@ -293,7 +292,7 @@ class TensorMap:
         *,
         source: ByteSource | None = None,
     ) -> TensorMap:
-        """From the parameters of ``cuTensorMapEncodeIm2col``, in their order."""
+        """From the parameters of `cuTensorMapEncodeIm2col`, in their order."""
         _refuse_interleave(interleave)
         _check_lengths(rank, extents=extents, element_strides=element_strides)
         window = Im2colWindow(
@@ -316,7 +315,7 @@ class TensorMap:
 
     @classmethod
     def over(cls, array: np.ndarray[Any, Any], data_type: DataType, box: Sequence[int], **options: Any) -> TensorMap:
-        """A tiled map of a NumPy array whose last axis is contiguous; ``box`` is innermost first, like the map."""
+        """A tiled map of a NumPy array whose last axis is contiguous; `box` is innermost first, like the map."""
         if array.strides[-1] != array.itemsize or array.itemsize != data_type.nbytes:
             raise DescriptorError("the last axis must be contiguous, and its elements of the map's size")
         return cls(
@@ -349,11 +348,11 @@ class TensorMap:
 
     @cached_property
     def box_bytes(self) -> int:
-        """Bytes of the full box. Elements that are filled count: this is what a load adds to ``complete_tx``."""
+        """Bytes of the full box. Elements that are filled count: this is what a load adds to `complete_tx`."""
         return int(np.prod(self._shape, dtype=np.int64)) * self.data_type.nbytes
 
     def bytes_in_bounds(self, coords: Sequence[int], offsets: Sequence[int] = ()) -> int:
-        """Bytes that a copy at ``coords`` really reads or writes in global memory."""
+        """Bytes that a copy at `coords` really reads or writes in global memory."""
         if self.window is None:
             return self.data_type.nbytes * int(np.prod([stop - start for start, stop in self._bounds(coords)]))
         _, valid = self._pixels(coords, offsets)
@@ -371,9 +370,9 @@ class TensorMap:
     # Copies.
 
     def load(self, coords: Sequence[int], offsets: Sequence[int] = ()) -> Bytes:
-        """The dense box at ``coords`` (dimension 0 first), elements outside the tensor filled.
+        """The dense box at `coords` (dimension 0 first), elements outside the tensor filled.
 
-        ``offsets`` are the im2col offsets of the instruction (W, H, D); tiled maps take none.
+        `offsets` are the im2col offsets of the instruction (W, H, D); tiled maps take none.
         """
         dense = self._filled()
         rows = dense.reshape(*self._shape[:0:-1], self.row_bytes)
@@ -391,7 +390,7 @@ class TensorMap:
         self._write(coords, dense, lambda old, new: new)
 
     def reduce(self, coords: Sequence[int], dense: Bytes, op: str) -> None:
-        """``cp.reduce.async.bulk.tensor``: combine a dense box with global memory by add, min, max, and, or, xor."""
+        """`cp.reduce.async.bulk.tensor`: combine a dense box with global memory by add, min, max, and, or, xor."""
         if self.window is not None:
             raise UnsupportedInstruction("reductions through im2col maps are not modelled")
         self._write(coords, dense, lambda old, new: _combine(old, new, self.data_type, op))
@@ -486,7 +485,7 @@ class TensorMap:
         return _remember(self._columns, key, (address + shift, valid))
 
     def _walk(self, start: tuple[int, ...]) -> _Walk:
-        """Base pixels from ``start`` on (``[spatial, pixels]``), their byte offsets, and whether their image exists."""
+        """Base pixels from `start` on (`[spatial, pixels]`), their byte offsets, and whether their image exists."""
         window = self.window
         assert window is not None
         if start in self._walks:
@@ -503,7 +502,7 @@ class TensorMap:
         return _remember(self._walks, start, (base, address, (image >= 0) & (image < self.extents[-1])))
 
     def _base_positions(self, i: int) -> int:
-        """How many base pixels spatial dimension ``i`` has."""
+        """How many base pixels spatial dimension `i` has."""
         assert self.window is not None
         span = self.extents[i + 1] + self.window.upper[i] - self.window.lower[i]
         return -(-span // self.element_strides[i + 1])
@@ -548,13 +547,11 @@ class TensorMap:
             windows[index] = rows[selected, columns]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Sources of global memory
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Sources of global memory ----------------------------------------------------------------------------------------
 
 
 def array_source(array: np.ndarray[Any, Any]) -> ByteSource:
-    """Access to the bytes of one NumPy array by their real addresses; anything outside raises :class:`OutOfBounds`."""
+    """Access to the bytes of one NumPy array by their real addresses; anything outside raises `OutOfBounds`."""
     low = array.ctypes.data
     span = array.itemsize + sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
     flat = np.lib.stride_tricks.as_strided(array.view(np.uint8), (span,), (1,))
@@ -567,9 +564,7 @@ def array_source(array: np.ndarray[Any, Any]) -> ByteSource:
     return view
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Reductions
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Reductions ------------------------------------------------------------------------------------------------------
 
 _BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
@@ -596,9 +591,7 @@ def _half_extreme(op: str) -> Callable[..., Any]:
     return numerics.minimum if op == "min" else numerics.maximum
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Validation, by the driver's rules
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Validation, by the driver's rules -------------------------------------------------------------------------------
 
 
 def _enum(kind: type[IntEnum], value: int) -> Any:

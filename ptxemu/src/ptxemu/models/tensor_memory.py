@@ -1,7 +1,6 @@
-# SPDX-License-Identifier: Apache-2.0
 """Tensor memory of one CTA: 128 lanes by 512 columns of 32 bits, its allocator, and who sees which cell.
 
-An address is ``lane << 16 | column``. A *region* is any NumPy index of a ``[128, 512]`` array: the same region serves
+An address is `lane << 16 | column`. A *region* is any NumPy index of a `[128, 512]` array: the same region serves
 the cells, the bitmap of what was written, and whatever else a caller keeps per cell.
 
 Layouts follow the PTX ISA (tcgen05: data movement shapes, data path layouts). 32x32b, 16x256b, 16x128b, 16x64b and the
@@ -43,14 +42,12 @@ def join_address(lane: int, column: int) -> int:
     return lane << LANE_SHIFT | column
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# tcgen05.ld and tcgen05.st
-# ---------------------------------------------------------------------------------------------------------------------
+# --- tcgen05.ld and tcgen05.st ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """Lanes, registers per unit of ``.num``, and the largest ``.num``."""
+    """Lanes, registers per unit of `.num`, and the largest `.num`."""
 
     lanes: int
     registers: int
@@ -68,13 +65,13 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class Access:
-    """The cells that a warp's ``tcgen05.ld`` or ``.st`` moves; build it with :func:`access`.
+    """The cells that a warp's `tcgen05.ld` or `.st` moves; build it with `access`.
 
     Attributes:
         lane_span: lanes from the address on.
-        lanes, columns: cell of register i of thread t, ``[registers, 32]``, relative to the address. With ``packed``
+        lanes, columns: cell of register i of thread t, `[registers, 32]`, relative to the address. With `packed`
             that is the cell of the register's low half; its high half is in the next column. Read-only.
-        packed: whether two cells of 16 bits share a register (``.pack::16b``, ``.unpack::16b``).
+        packed: whether two cells of 16 bits share a register (`.pack::16b`, `.unpack::16b`).
         rectangle: lanes are threads and columns registers, so that a region of slices will do.
     """
 
@@ -95,9 +92,9 @@ class Access:
         return int(self.columns.max()) + 1 + int(self.packed)
 
     def region(self, address: int, warp: int, *, relative: bool = False) -> Region:
-        """The cells of an access by warp ``warp`` (its number in the CTA).
+        """The cells of an access by warp `warp` (its number in the CTA).
 
-        By the ISA a warp that names a lane of another quarter is undefined, and reported. ``relative`` takes the lane
+        By the ISA a warp that names a lane of another quarter is undefined, and reported. `relative` takes the lane
         modulo 32 within the warp's own quarter instead: cuDNN's forward convolution over pairs of 64 rows relies on it.
 
         Raises:
@@ -121,7 +118,7 @@ class Access:
         return lane + self.lanes, column + self.columns
 
     def to_registers(self, cells: Array) -> Array:
-        """What a load returns: ``[registers, 32]`` of uint32, from the cells of a region."""
+        """What a load returns: `[registers, 32]` of uint32, from the cells of a region."""
         if self.rectangle:
             return np.ascontiguousarray(cells.T)
         return (cells[0] & _LOW_HALF) | cells[1] << _HALF_BITS if self.packed else cells
@@ -135,7 +132,7 @@ class Access:
 
 
 def register_count(shape: str, num: int) -> int:
-    """Registers per thread of ``.shape.xnum``; packing does not change it."""
+    """Registers per thread of `.shape.xnum`; packing does not change it."""
     if shape not in _SHAPES:
         raise UnsupportedInstruction(f"tcgen05.ld and .st have no shape .{shape}")
     if num & (num - 1) or not 1 <= num <= _SHAPES[shape].max_num:
@@ -145,7 +142,7 @@ def register_count(shape: str, num: int) -> int:
 
 @lru_cache(maxsize=1024)
 def access(shape: str, num: int, *, packed: bool = False, half_split: int = 0) -> Access:
-    """The cells of ``.shape.xnum``; ``half_split`` is the column offset of the upper sixteen threads of ``.16x32bx2``.
+    """The cells of `.shape.xnum`; `half_split` is the column offset of the upper sixteen threads of `.16x32bx2`.
 
     Thread t, register i:
 
@@ -159,7 +156,7 @@ def access(shape: str, num: int, *, packed: bool = False, half_split: int = 0) -
     16x32bx2    t % 16                i, + half_split for t >= 16
     ==========  ====================  ===============================
 
-    With ``packed`` a column c of this table stands for columns 2c and 2c + 1, each with 16 bits in its lower half.
+    With `packed` a column c of this table stands for columns 2c and 2c + 1, each with 16 bits in its lower half.
     """
     i, t = np.mgrid[: register_count(shape, num), :WARP]
     if half_split and shape != "16x32bx2":
@@ -180,9 +177,7 @@ def access(shape: str, num: int, *, packed: bool = False, half_split: int = 0) -
     return Access(_SHAPES[shape].lanes, lanes, columns, packed, shape == "32x32b" and not packed)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# tcgen05.mma
-# ---------------------------------------------------------------------------------------------------------------------
+# --- tcgen05.mma -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -197,7 +192,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the ``rows x columns`` matrix of one CTA lies in its tensor memory, as rectangles."""
+    """Where the `rows x columns` matrix of one CTA lies in its tensor memory, as rectangles."""
 
     rows: int
     columns: int
@@ -240,7 +235,7 @@ class Placement:
 
 @lru_cache(maxsize=256)
 def accumulator_placement(m: int, n: int, cta_group: int) -> Placement:
-    """D of ``tcgen05.mma`` without .ws: ``m`` and ``n`` of the whole operation, rows those of one CTA (m / cta_group).
+    """D of `tcgen05.mma` without .ws: `m` and `n` of the whole operation, rows those of one CTA (m / cta_group).
 
     * M = 128 with one CTA, M = 256 with two: 128 rows, lane = row.
     * M = 64 with one CTA: 64 rows, sixteen in the quarter of each warp: lane = row / 16 * 32 + row % 16.
@@ -266,15 +261,13 @@ def a_placement(m: int, cta_group: int, k: int = 16) -> Placement:
     return Placement(LANES, k // 2, (Block(slice(0, LANES), slice(0, k // 2), 0, 0),))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The memory
-# ---------------------------------------------------------------------------------------------------------------------
+# --- The memory ------------------------------------------------------------------------------------------------------
 
 
 class TensorMemory:
     """The cells of one CTA, which of them were written, and which columns are allocated.
 
-    ``data`` and ``written`` are ``[128, 512]`` arrays, uint32 and bool. ``allocations`` maps first columns to numbers
+    `data` and `written` are `[128, 512]` arrays, uint32 and bool. `allocations` maps first columns to numbers
     of columns: what is left in it when the kernel ends is a leak. Columns are handed out from the lowest free place;
     the hardware's choice is not documented, and code may rely only on the address it is given.
     """
@@ -287,7 +280,7 @@ class TensorMemory:
         self._last_size = COLUMNS
 
     def allocate(self, columns: int) -> int | None:
-        """``tcgen05.alloc``: the first column of a free range, or None if the request has to wait for a ``dealloc``.
+        """`tcgen05.alloc`: the first column of a free range, or None if the request has to wait for a `dealloc`.
 
         Raises:
             TensorMemoryMisuse: no power of two from 32 to 512, more columns than the allocation before, or no permit.
@@ -306,23 +299,23 @@ class TensorMemory:
         return None
 
     def free(self, address: int, columns: int) -> None:
-        """``tcgen05.dealloc``: address and size must be those of one allocation."""
+        """`tcgen05.dealloc`: address and size must be those of one allocation."""
         self._check_size(columns)
         if self.allocations.get(address) != columns:
             raise TensorMemoryMisuse(f"{columns} columns freed at {address:#x}; {self._held()}")
         del self.allocations[address]
 
     def relinquish_permit(self) -> None:
-        """``tcgen05.relinquish_alloc_permit``."""
+        """`tcgen05.relinquish_alloc_permit`."""
         self.permit = False
 
     def require_allocated(self, column: int, count: int, what: str) -> None:
-        """Raise unless columns ``column .. column + count - 1`` lie within one allocation."""
+        """Raise unless columns `column .. column + count - 1` lie within one allocation."""
         if not any(first <= column and column + count <= first + size for first, size in self.allocations.items()):
             raise OutOfBounds(f"{what} of tensor memory columns {column} to {column + count - 1}; {self._held()}")
 
     def require_written(self, region: Region, what: str) -> None:
-        """Raise unless something wrote every cell of ``region``."""
+        """Raise unless something wrote every cell of `region`."""
         written = self.written[region]
         if not written.all():
             lane, column = (int(axis[~written][0]) for axis in _cell_numbers(region, written.shape))
