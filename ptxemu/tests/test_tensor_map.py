@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptx_encodings import read_box
 from ptxemu.errors import (
     DescriptorError,
     EmulatorError,
@@ -25,7 +26,6 @@ from ptxemu.models.tensor_map import (
     Swizzle,
     TensorMap,
     array_source,
-    read_box,
     swizzle_address,
     swizzled_chunks,
     write_box,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ptx_encodings import join_address
 from ptxemu.errors import OutOfBounds, TensorMemoryMisuse, UninitializedRead, UnsupportedInstruction
 from ptxemu.models import matrix
 from ptxemu.models.tensor_memory import (
@@ -15,7 +16,6 @@ from ptxemu.models.tensor_memory import (
     a_placement,
     access,
     accumulator_placement,
-    join_address,
     register_count,
     split_address,
 )

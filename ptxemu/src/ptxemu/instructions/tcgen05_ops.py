@@ -1,7 +1,7 @@
 """Emitters and handlers of tcgen05 (sm_100a): MMA, commit, and tensor memory.
 
 Accumulation: one K = 16 step is summed in float64 together with the accumulator and rounded once to FP32
-(`matrix.Accumulation.STEPWISE`). Hardware does not say how it adds inside a step; wherever all partial sums are exact
+(`matrix.multiply_accumulate`). Hardware does not say how it adds inside a step; wherever all partial sums are exact
 in FP32 the results agree.
 """
 

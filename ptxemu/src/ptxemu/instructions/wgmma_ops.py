@@ -1,7 +1,7 @@
 """Emitters and handlers of wgmma (sm_90a).
 
 wgmma is an operation of a warpgroup: it is performed once all four warps have issued it, and a group is complete for
-one of them when it is complete for all. Accumulation is that of `matrix.Accumulation.STEPWISE`, as for tcgen05.
+one of them when it is complete for all. Accumulation is that of `matrix.multiply_accumulate`, as for tcgen05.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ is not the atom's size. tcgen05 is modelled alike because the ISA words it alike
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
@@ -40,7 +40,6 @@ class Major(IntEnum):
 
 # --- Shared-memory descriptors ---------------------------------------------------------------------------------------
 
-_ADDRESS_MASK = 0x3FFF  # 14 bits, in units of 16 bytes
 _WGMMA_SWIZZLE = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
 _TCGEN05_SWIZZLE = {0: Swizzle.NONE, 1: Swizzle.B128_ATOM_32B, 2: Swizzle.B128, 4: Swizzle.B64, 6: Swizzle.B32}
 _TCGEN05_FIXED = 0b001
@@ -93,26 +92,6 @@ class SharedDescriptor:
     def _decode(cls, value: int, swizzle: Swizzle) -> SharedDescriptor:
         offsets = (_field(value, low, 14) * CHUNK_BYTES for low in (0, 16, 32))
         return cls(*offsets, _field(value, 49, 3), swizzle)
-
-    def encode_tcgen05(self) -> int:
-        """The 64-bit value for tcgen05."""
-        return self._encode() | _TCGEN05_FIXED << 46 | _code_of(_TCGEN05_SWIZZLE, self.swizzle) << 61
-
-    def encode_wgmma(self) -> int:
-        """The 64-bit value for wgmma."""
-        return self._encode() | _code_of(_WGMMA_SWIZZLE, self.swizzle) << 62
-
-    def _encode(self) -> int:
-        fields = ((self.start, 0), (self.leading, 16), (self.stride, 32))
-        value = sum((size // CHUNK_BYTES & _ADDRESS_MASK) << low for size, low in fields)
-        return value | self.base_offset << 49
-
-
-def _code_of(codes: dict[int, Swizzle], swizzle: Swizzle) -> int:
-    for code, known in codes.items():
-        if known == swizzle:
-            return code
-    raise DescriptorError(f"swizzle {swizzle.name} has no code here")
 
 
 def _check_reserved(value: int, fields: tuple[tuple[int, int], ...]) -> None:
@@ -236,19 +215,6 @@ def operand_chunks(
     return first + layout.chunks
 
 
-def gather_operand(
-    shared: Array, descriptor: SharedDescriptor, major: Major, rows: int, k: int = K_STEP, element_bytes: int = 2
-) -> Array:
-    """Read an operand: unsigned elements `[rows, k]` (a copy, transposed in memory if MN-major).
-
-    Args:
-        shared: the CTA's shared memory as uint8; `shared[0]` is offset 0 of the window, the size a multiple of 16.
-    """
-    chunks = operand_chunks(descriptor, major, rows, k, element_bytes, shared_bytes=shared.size)
-    elements = shared.view(np.complex128).take(chunks).view(np.dtype(f"u{element_bytes}"))
-    return elements if major == Major.K else elements.T
-
-
 # --- tcgen05 instruction descriptor ----------------------------------------------------------------------------------
 
 _D_TYPES = {0: "f16", 1: "f32"}
@@ -306,29 +272,11 @@ class InstructionDescriptor:
             _field(value, 17, 6) << 3,
         )
 
-    def to_bits(self) -> int:
-        """The 32-bit value."""
-        return (
-            _code(_D_TYPES, self.d_type) << 4
-            | _code(_AB_TYPES, self.a_type) << 7
-            | _code(_AB_TYPES, self.b_type) << 10
-            | self.negate_a << 13
-            | self.negate_b << 14
-            | self.a_major << _TRANSPOSE_A_BIT
-            | self.b_major << _TRANSPOSE_B_BIT
-            | (self.n >> 3) << 17
-            | (self.m >> 4) << 24
-        )
-
     def check(self, cta_group: int) -> None:
         """Raise `DescriptorError` unless `m` and `n` are legal for `kind::f16` and this CTA group."""
         check_mma_shape(self.m, self.n, cta_group)
         if self.d_type == "f16" and (self.a_type, self.b_type) != ("f16", "f16"):
             raise DescriptorError("kind::f16 with D of f16 takes A and B of f16")
-
-
-def _code(types: dict[int, str], name: str) -> int:
-    return next(code for code, known in types.items() if known == name)
 
 
 def check_mma_shape(m: int, n: int, cta_group: int) -> None:
@@ -347,31 +295,18 @@ def check_wgmma_shape(n: int) -> None:
 # --- The product -----------------------------------------------------------------------------------------------------
 
 
-class Accumulation(Enum):
-    """When the accumulator is rounded to FP32.
-
-    STEPWISE rounds after every K = 16 step: the products of a step and the accumulator are summed in float64 (exact
-    unless their exponents span more than 53 bits) and rounded once. BATCHED sums all steps of a call in float64 and
-    rounds once. The two are bit-equal wherever every partial sum is exact in FP32, e.g. on small integers. The order
-    and width of the additions inside a tensor core are not specified; neither mode claims to be them. On normally
-    distributed operands with K = 4320 the two gave 0.02 % of different BF16 outputs, by one unit in the last place;
-    BATCHED takes half the time.
-    """
-
-    STEPWISE = "stepwise"
-    BATCHED = "batched"
-
-
 def operand_values(bits: Array, dtype: str, negate: bool = False) -> Array:
     """float64 values of f16 or bf16 bit patterns, exact."""
     values = numerics.widen(bits, dtype).astype(np.float64)
     return -values if negate else values
 
 
-def multiply_accumulate(
-    accumulator: Array | None, a: Array, b: Array, accumulation: Accumulation = Accumulation.STEPWISE
-) -> Array:
-    """`accumulator + a @ b.T` as float32.
+def multiply_accumulate(accumulator: Array | None, a: Array, b: Array) -> Array:
+    """`accumulator + a @ b.T` as float32, rounded after every K = 16 step.
+
+    The products of a step and the accumulator are summed in float64 (exact unless their exponents span more than 53
+    bits) and rounded once. The order and width of the additions inside a tensor core are not specified; this does not
+    claim to be them. Wherever every partial sum is exact in FP32, e.g. on small integers, no order makes a difference.
 
     Args:
         accumulator: `[M, N]` float32, or None to start from zero (scale-d off, enable-input-d off).
@@ -379,9 +314,6 @@ def multiply_accumulate(
         b: `[N, K]` float64 values.
     """
     with np.errstate(all="ignore"):
-        if accumulation is Accumulation.BATCHED:
-            total = a @ b.T
-            return (total if accumulator is None else total + accumulator).astype(np.float32)
         result = accumulator
         for first in range(0, a.shape[1], K_STEP):
             step = slice(first, first + K_STEP)
@@ -418,36 +350,12 @@ def _split_pairs(fragment: Array) -> Array:
     return halves.reshape(-1, fragment.shape[1]).astype(np.uint16)
 
 
-def _join_pairs(elements: Array) -> Array:
-    """The inverse of `_split_pairs`."""
-    return elements[1::2].astype(np.uint32) << np.uint32(16) | elements[::2]
-
-
 def a_from_fragment(fragment: Array) -> Array:
     """Register A of K = 16: `[4, threads]` uint32 to `[threads / 2, 16]` 16-bit patterns.
 
     128 threads for wgmma (64 rows), 32 for `mma.m16n8k16` (16 rows).
     """
     return accumulator_from_fragment(_split_pairs(fragment))
-
-
-def a_to_fragment(matrix: Array) -> Array:
-    """The inverse of `a_from_fragment`."""
-    return _join_pairs(accumulator_to_fragment(np.asarray(matrix, np.uint16)))
-
-
-def b_from_fragment(fragment: Array) -> Array:
-    """Register B of `mma.m16n8k16`: `[2, 32]` uint32 to `[8, 16]` (N by K).
-
-    Thread 4 * n + q holds column n; register i elements k = 8 * i + 2 * q + e.
-    """
-    return _split_pairs(fragment).reshape(2, 2, 8, 4).transpose(2, 0, 3, 1).reshape(8, 16)
-
-
-def b_to_fragment(matrix: Array) -> Array:
-    """The inverse of `b_from_fragment`."""
-    parts = np.asarray(matrix, np.uint16).reshape(8, 2, 4, 2).transpose(1, 3, 0, 2)
-    return _join_pairs(parts.reshape(4, WARP))
 
 
 def matrices_to_fragment(matrices: Array, transpose: bool = False) -> Array:

@@ -1,7 +1,7 @@
 """Tensor maps: what a bulk tensor copy moves, where it lands, and which maps the driver would refuse.
 
 Dimension order is the driver's and PTX's everywhere: dimension 0 is the innermost one. A *dense box* is the box as
-one run of bytes, dimension 0 fastest, before swizzling; `write_box` and `read_box` apply the swizzle,
+one run of bytes, dimension 0 fastest, before swizzling; `write_box` applies the swizzle,
 which depends on absolute shared-memory addresses.
 
 Not modelled, and refused: interleaved layouts, packed 4- and 6-bit types, types that convert on the way (TF32, flushed
@@ -169,11 +169,6 @@ def write_box(shared: Bytes, address: int, dense: Bytes, swizzle: Swizzle) -> No
     """Store a dense box at shared offset `address`; `shared[0]` is offset 0 of the window."""
     lines = _lines(shared, address, dense.size)
     lines[swizzled_chunks(address, dense.size, swizzle)] = np.ascontiguousarray(dense).view(np.complex128)
-
-
-def read_box(shared: Bytes, address: int, nbytes: int, swizzle: Swizzle) -> Bytes:
-    """The dense box of `nbytes` at shared offset `address`, swizzle undone (a copy)."""
-    return _lines(shared, address, nbytes)[swizzled_chunks(address, nbytes, swizzle)].view(np.uint8)
 
 
 @dataclass(frozen=True)

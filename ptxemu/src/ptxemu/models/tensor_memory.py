@@ -37,11 +37,6 @@ def split_address(address: int) -> tuple[int, int]:
     return address >> LANE_SHIFT & FIELD_MASK, address & FIELD_MASK
 
 
-def join_address(lane: int, column: int) -> int:
-    """The address of a lane and column."""
-    return lane << LANE_SHIFT | column
-
-
 # --- tcgen05.ld and tcgen05.st ---------------------------------------------------------------------------------------
 
 
