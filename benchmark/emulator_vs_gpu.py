@@ -41,7 +41,7 @@ from cutlass.experimental import cuda
 from cutlass.experimental import primitives as prims
 
 from ptxemu import emulate
-from ptxemu.samples import make_case
+from ptxemu.cutedsl.samples import make_case
 
 ARCH = "sm_90a"
 CASE_SECONDS = 120

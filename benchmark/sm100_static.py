@@ -253,7 +253,7 @@ def cudnn(operation: str, channels: Channels) -> TileCounts:
 
 
 def _cudnn_call(case: Case, operands: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-    from ptxemu.peers import cudnn_causal_conv, cudnn_conv3d
+    from ptxemu.cutedsl.peers import cudnn_causal_conv, cudnn_conv3d
 
     if case.variant == CAUSAL:
         n, _, t, h, w = operands["input"].shape

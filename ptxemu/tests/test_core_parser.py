@@ -4,7 +4,7 @@ import pytest
 
 from core_helpers import kernel, per_thread, run
 from ptxemu import LaunchError, PtxSyntaxError, launch, unsupported_instructions
-from ptxemu.parser import Address, Immediate, Pair, Register, Vector, parse
+from ptxemu.isa.parser import Address, Immediate, Pair, Register, Vector, parse
 
 
 def instructions(body: str):

@@ -25,9 +25,9 @@ from ptxemu import (
     cross_compile,
     emulate,
 )
-from ptxemu.encoded_map import decode_tensor_map
+from ptxemu.cutedsl.encoded_map import decode_tensor_map
+from ptxemu.cutedsl.samples import Case, make_case
 from ptxemu.errors import DescriptorError
-from ptxemu.samples import Case, make_case
 
 STREAM = driver.CUstream(0)
 ROWS = 300

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from cuda.bindings import driver
 
-from ptxemu import EmulatorError, cross_compile, emulate, peers
-from ptxemu.samples import make_case
+from ptxemu import EmulatorError, cross_compile, emulate
+from ptxemu.cutedsl import peers
+from ptxemu.cutedsl.samples import make_case
 from torch_helpers import BF16, nan, require_peer, small_integers
 
 SCHEDULES = (("early", 0), ("late", 0), ("newest", 0), ("random", 0), ("random", 1), ("random", 2), ("random", 3))

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Arithmetic of the emulator against rational numbers, PyTorch's conversions, and the ISA's tables of special cases."""
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptxemu import approximations, numerics
 from ptxemu.errors import UnsupportedInstruction
+from ptxemu.models import approximations, numerics
 
 MODES = ("rn", "rz", "rm", "rp")
 # Precision in bits, least and greatest exponent of a normal number.
@@ -30,13 +29,11 @@ def same_numbers_in_any_order() -> None:
     RNG.bit_generator.state = RNG_START
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The oracle: exact rational results, rounded by integer arithmetic
-# ---------------------------------------------------------------------------------------------------------------------
+# --- The oracle: exact rational results, rounded by integer arithmetic -----------------------------------------------
 
 
 def round_rational(x: Fraction, fmt: str, rnd: str) -> float:
-    """The number of format ``fmt`` that ``x`` (not zero) rounds to."""
+    """The number of format `fmt` that `x` (not zero) rounds to."""
     precision, low, high = FORMATS[fmt]
     sign, magnitude = (-1.0 if x < 0 else 1.0), abs(x)
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
@@ -227,7 +224,7 @@ def test_div_rcp_sqrt(rnd: str) -> None:
 
 
 def root_is_rounded(x: Fraction, root: float, rnd: str) -> bool:
-    """Whether ``root`` is sqrt(x) rounded to f32, by squaring."""
+    """Whether `root` is sqrt(x) rounded to f32, by squaring."""
     down, up = (Fraction(float(np.nextafter(np.float32(root), np.float32(d)))) for d in (0, np.inf))
     r = Fraction(root)
     if rnd == "rn":
@@ -245,9 +242,7 @@ def test_f64_division_and_special_quotients() -> None:
     assert_same(numerics.sqrt(np.float32([-0.0, 0.0, -1, np.inf])), np.array([-0.0, 0.0, np.nan, np.inf]))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Modifiers
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Modifiers -------------------------------------------------------------------------------------------------------
 
 
 def test_ftz_flushes_inputs_and_results() -> None:
@@ -331,9 +326,7 @@ def test_unknown_forms_are_refused() -> None:
             call()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Packed and mixed types
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Packed and mixed types ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["bf16x2", "f16x2", "f32x2"])
@@ -369,9 +362,7 @@ def test_mixed_precision() -> None:
         assert_same(numerics.add_mixed(a, -c, fmt), np.array(sums), x, c)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# min, max
-# ---------------------------------------------------------------------------------------------------------------------
+# --- min, max --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -413,9 +404,7 @@ def test_min_max_modifiers() -> None:
     assert_same(numerics.neg(np.float32([0.0, -2])), np.array([-0.0, 2.0]))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# cvt
-# ---------------------------------------------------------------------------------------------------------------------
+# --- cvt -------------------------------------------------------------------------------------------------------------
 
 
 def test_widening_halves_is_exact_for_every_pattern() -> None:
@@ -520,9 +509,7 @@ def test_f64_to_narrower_types_rounds_once() -> None:
         assert_same(from_storage(numerics.cvt(x, fmt, "f64", rnd), fmt), wanted, x)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Approximations
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Approximations --------------------------------------------------------------------------------------------------
 
 # Operands and results of the ISA's tables.
 SPECIAL_CASES = {

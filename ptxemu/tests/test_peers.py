@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ptxemu import RaceError, TensorMemoryMisuse, UninitializedRead, emulate, peers
-from ptxemu.checking import run_under_schedules
+from ptxemu import RaceError, TensorMemoryMisuse, UninitializedRead, emulate
+from ptxemu.cutedsl import peers
+from ptxemu.cutedsl.checking import run_under_schedules
 from torch_helpers import BF16, assert_same_bits, assert_within_one_ulp, nan, require_peer, small_integers
 
 SCHEDULES = ("early", "late")

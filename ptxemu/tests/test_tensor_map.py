@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Tensor maps against element-by-element loops over the tensor, and the driver's rules."""
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxemu import numerics
+from ptx_encodings import read_box
 from ptxemu.errors import (
     DescriptorError,
     EmulatorError,
@@ -18,7 +17,8 @@ from ptxemu.errors import (
     OutOfBounds,
     UnsupportedInstruction,
 )
-from ptxemu.tensor_map import (
+from ptxemu.models import numerics
+from ptxemu.models.tensor_map import (
     CHUNK_BYTES,
     DataType,
     Fill,
@@ -26,7 +26,6 @@ from ptxemu.tensor_map import (
     Swizzle,
     TensorMap,
     array_source,
-    read_box,
     swizzle_address,
     swizzled_chunks,
     write_box,
@@ -60,9 +59,7 @@ def box_by_loop(x: np.ndarray, coords: Sequence[int], counts: Sequence[int], ste
     return result
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Swizzling
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Swizzling -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("swizzle", MODELLED_SWIZZLES)
@@ -119,9 +116,7 @@ def test_boxes_outside_shared_memory_and_misaligned_ones_are_reported() -> None:
         swizzled_chunks(1024 + 64, 128, Swizzle.NONE)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Tiled maps
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Tiled maps ------------------------------------------------------------------------------------------------------
 
 TILED_CASES = [
     ((24,), (16,), [(0,), (8,), (-5,), (20,), (24,), (-16,)]),
@@ -245,9 +240,7 @@ def test_wrong_numbers_of_coordinates_and_bytes() -> None:
             call()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# im2col
-# ---------------------------------------------------------------------------------------------------------------------
+# --- im2col ----------------------------------------------------------------------------------------------------------
 
 
 def im2col_by_loop(
@@ -371,9 +364,7 @@ def test_parameters_of_the_driver_call_for_im2col() -> None:
     assert m.load((0, -1, -1, 0, 0), (1, 1, 0)).any()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The driver's rules
-# ---------------------------------------------------------------------------------------------------------------------
+# --- The driver's rules ----------------------------------------------------------------------------------------------
 
 VALID = {"base": 4096, "data_type": DataType.BFLOAT16, "extents": (64, 30), "strides": (128,), "box": (64, 8)}
 

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Tensor memory: layouts against index formulas and against the fragments of mma, and the allocator's rules."""
 
 from __future__ import annotations
@@ -6,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptxemu import matrix
+from ptx_encodings import join_address
 from ptxemu.errors import OutOfBounds, TensorMemoryMisuse, UninitializedRead, UnsupportedInstruction
-from ptxemu.tensor_memory import (
+from ptxemu.models import matrix
+from ptxemu.models.tensor_memory import (
     COLUMNS,
     LANES,
     Access,
@@ -16,7 +16,6 @@ from ptxemu.tensor_memory import (
     a_placement,
     access,
     accumulator_placement,
-    join_address,
     register_count,
     split_address,
 )
@@ -155,9 +154,7 @@ def test_half_split_belongs_to_one_shape() -> None:
         access("32x32b", 4, half_split=8)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Accumulators
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Accumulators ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -215,9 +212,7 @@ def test_matrices_past_the_end() -> None:
         accumulator_placement(256, 8, 1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Allocation
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Allocation ------------------------------------------------------------------------------------------------------
 
 
 def test_allocation_and_leaks() -> None:

@@ -17,8 +17,8 @@ from cudnn_fused.operands import BF16
 from cudnn_fused.testing.agreement import ordered
 from cudnn_fused.testing.cases import BY_NAME as OPERATIONS
 from cudnn_fused.weights import pack_causal_conv3d_weight, pack_conv3d_weight
-from ptxemu import peers
-from ptxemu.checking import run_under_schedules
+from ptxemu.cutedsl import peers
+from ptxemu.cutedsl.checking import run_under_schedules
 from tests.cases import assert_same_bits, small_integers
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
+from ptxemu.errors import (
     BarrierMisuse,
     Deadlock,
     DescriptorError,
@@ -34,12 +34,12 @@ from .errors import (
     UninitializedRead,
     UnsupportedInstruction,
 )
-from .launch import Report, launch, unsupported_instructions
-from .scheduler import Order, Schedule
-from .tensor_map import DataType, Fill, Im2colWindow, Swizzle, TensorMap
+from ptxemu.launch import Report, launch, unsupported_instructions
+from ptxemu.machine.async_queue import Order, Schedule
+from ptxemu.models.tensor_map import DataType, Fill, Im2colWindow, Swizzle, TensorMap
 
 if TYPE_CHECKING:
-    from .host import Emulation, KernelLaunch, cross_compile, emulate, targeting
+    from ptxemu.cutedsl.host import Emulation, KernelLaunch, cross_compile, emulate, targeting
 
 __all__ = [
     "BarrierMisuse",
@@ -82,6 +82,6 @@ def __getattr__(name: str) -> Any:
     """Loads the host side, which imports torch and the DSL, when one of its names is first asked for."""
     if name not in _HOST_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import host
+    from ptxemu.cutedsl import host
 
     return getattr(host, name)

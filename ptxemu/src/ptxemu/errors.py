@@ -103,22 +103,3 @@ class Deadlock(EmulatorError):
 
 class KernelTrap(EmulatorError):
     """The kernel executed `trap`."""
-
-
-def diagnosis(error: Exception) -> EmulatorError | None:
-    """The error of this module for one that the tensor-map, operand or tensor-memory model raised; None for others."""
-    if isinstance(error, EmulatorError):
-        return error
-    kind = _MODEL_ERRORS.get(type(error).__name__)
-    if kind is None:
-        return None
-    translated = kind(str(error))
-    translated.__cause__ = error
-    return translated
-
-
-_MODEL_ERRORS = {
-    "TensorMapError": DescriptorError,
-    "DescriptorError": DescriptorError,
-    "TensorMemoryError": TensorMemoryMisuse,
-}

@@ -10,17 +10,27 @@ from typing import Any
 
 import numpy as np
 
+from ptxemu.errors import LaunchError
+
 # These register their emitters.
-from . import alu, async_ops, barrier_ops, control_ops, memory_ops, tcgen05_ops, wgmma_ops  # noqa: F401
-from .counts import Counts
-from .errors import LaunchError
-from .machine import Dim3, Launch
-from .memory import GlobalMemory, Parameters, Region, region_of
-from .parser import Module, Parameter, parse
-from .rounding import ieee_arithmetic
-from .scheduler import Order, Schedule, Scheduler
-from .tensor_map import TensorMap
-from .translate import PARAMETER_BASE, Program, translate
+from ptxemu.instructions import (  # noqa: F401
+    alu,
+    async_ops,
+    barrier_ops,
+    control_ops,
+    memory_ops,
+    tcgen05_ops,
+    wgmma_ops,
+)
+from ptxemu.isa.counts import Counts
+from ptxemu.isa.parser import Module, Parameter, parse
+from ptxemu.isa.translate import PARAMETER_BASE, Program, translate
+from ptxemu.machine.async_queue import Order, Schedule
+from ptxemu.machine.memory import GlobalMemory, Parameters, Region, region_of
+from ptxemu.machine.scheduler import Scheduler
+from ptxemu.machine.state import Dim3, Launch
+from ptxemu.models.rounding import ieee_arithmetic
+from ptxemu.models.tensor_map import TensorMap
 
 MAX_THREADS = 1024
 MAX_CLUSTER = 16
@@ -71,19 +81,15 @@ def launch(
         grid, block, cluster: up to three dimensions, x first; the grid counts CTAs and is a multiple of the cluster.
         shared_bytes: dynamic shared memory per CTA.
         args: one per kernel parameter: a NumPy array or CPU torch tensor (its address is passed), a `TensorMap`, an
-        int, a float
-            (for 4 bytes an f32, for 8 an f64), a bool, a NumPy scalar, or the parameter's raw bytes.
+            int, a float (for 4 bytes an f32, for 8 an f64), a bool, a NumPy scalar, or the parameter's raw bytes.
         memory: further tensors that the kernel may access, whose addresses stand in raw bytes or in tensor maps.
         schedule: "early", "late", "newest" or "random" (see `Order`), or a `Schedule`.
         seed: of the random schedule.
         races: check that conflicting accesses to shared and tensor memory are ordered.
         uninitialized: what a read of shared or tensor memory does that nothing wrote: "error", or "poison" for a NaN
-        and a
-            warning in the report (some kernels read what they then do not use).
-
+            and a warning in the report (some kernels read what they then do not use).
         tensor_fences: the race check asks for tcgen05.fence::before_thread_sync and ::after_thread_sync around
-        barriers that
-            order tensor memory. The ISA wants them; most kernels in the field have none.
+            barriers that order tensor memory. The ISA wants them; most kernels in the field have none.
         relative_lanes: tcgen05.ld and .st take the lane of their address modulo 32, within the quarter of their warp.
             By the ISA lanes of other quarters are undefined, which is an error otherwise; a kernel by NVIDIA uses them.
 

@@ -1,7 +1,7 @@
 """Which instructions of the machine code a launch executes, and on which pipes.
 
 The emulator runs PTX and counts how often each of its lines is executed. A cubin that was compiled with line
-information (which does not change the code) says from which line an instruction comes, and ``nvdisasm`` prints it. From
+information (which does not change the code) says from which line an instruction comes, and `nvdisasm` prints it. From
 both follows how often every basic block of the machine code is executed, and so each of its instructions.
 """
 
@@ -59,7 +59,7 @@ _PIPES = {mnemonic: pipe for pipe, mnemonics in _MNEMONICS.items() for mnemonic 
 
 
 def pipe_of(opcode: str) -> Pipe:
-    """The pipe of an opcode such as ``MUFU.EX2``. Raises ValueError for one that no table here has."""
+    """The pipe of an opcode such as `MUFU.EX2`. Raises ValueError for one that no table here has."""
     mnemonic = opcode.partition(".")[0]
     if mnemonic in _PIPES:
         return _PIPES[mnemonic]
@@ -103,7 +103,7 @@ class Instruction:
 
 @dataclass
 class Block:
-    """A basic block; ``before`` are the numbers of those that may precede it."""
+    """A basic block; `before` are the numbers of those that may precede it."""
 
     instructions: list[Instruction]
     before: set[int] = field(default_factory=set)
@@ -117,7 +117,7 @@ def disassemble(cubin: bytes) -> str:
     """The machine code of a cubin with the PTX lines it comes from.
 
     Raises:
-        FileNotFoundError: ``nvdisasm`` is neither on the PATH nor installed with its package.
+        FileNotFoundError: `nvdisasm` is neither on the PATH nor installed with its package.
         ValueError: the cubin cannot be read.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -131,7 +131,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 def disassembler() -> str:
-    """Where ``nvdisasm`` is. Raises FileNotFoundError if it is not installed."""
+    """Where `nvdisasm` is. Raises FileNotFoundError if it is not installed."""
     try:
         files = importlib.metadata.files(DISASSEMBLER_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,1 @@
+"""Compiled CuTe-DSL launchers, run with CPU tensors. Needs the extra `cutedsl`."""

@@ -1,0 +1,1 @@
+"""What instructions do, a module for each family."""

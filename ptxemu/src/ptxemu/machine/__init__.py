@@ -1,0 +1,1 @@
+"""A launch in progress: memories, warps and CTAs, asynchronous work, race checks, and who runs next."""

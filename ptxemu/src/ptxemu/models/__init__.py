@@ -1,0 +1,1 @@
+"""What single pieces of hardware compute: arithmetic, tensor maps, matrix operands, tensor memory, barriers."""

@@ -1,0 +1,1 @@
+"""Machine code: what it needs and what it issues."""
