@@ -53,6 +53,7 @@ from cudnn_fused.kernels.tiling_sm100 import (  # noqa: E402
 )
 from cudnn_fused.operands import ELEMENT_BYTES  # noqa: E402
 from cudnn_fused.testing import cubin, sass  # noqa: E402
+from cudnn_fused.testing.cases import CHANNELS as WAN_CHANNELS  # noqa: E402
 from cudnn_fused.testing.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem  # noqa: E402
 from cudnn_fused.testing.ptx import Emulation, emulate  # noqa: E402
 from cudnn_fused.testing.sass import Pipe  # noqa: E402
@@ -241,13 +242,13 @@ def ours(operation: str, channels: Channels) -> Iterator[TileCounts]:
         if channels[1] % tile.tile_n or (operation == PADDED and channels[1] != tile.tile_n):
             continue
         case = case_of(operation, ROWS_PLANE[tile.tile_m], (channels[0], tile.tile_n))
-        if case.channels not in case.operation.channels:
+        if case.channels not in WAN_CHANNELS[case.variant]:
             case = dataclasses.replace(case, channels=channels)
         operands = {**make_inputs(case, "cpu", integers=True), **make_outputs(case, "cpu")}
         tensors = [operands.get(operand.name) for operand in case.operation.operands]
         backend = OneTile(tile)
         with compiling(), emulate(memory=[one for one in tensors if one is not None], races=False) as emulation:
-            backend.compile(make_problem(case, operands))(tensors, 0)
+            backend.compile(make_problem(case, operands))(tensors, None, 0)
         one = counted(f"{tile.tile_m}x{tile.tile_n}", emulation, tile.tile_m, tile.tile_n)
         one = shared_out(one, case.channels[1] // tile.tile_n)
         yield dataclasses.replace(one, weights=weight_bytes(backend.spec, tile), tile=tile)

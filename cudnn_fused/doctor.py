@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from cudnn_fused import targets, verdicts
-from cudnn_fused.backends import Backend, kernels_for
-from cudnn_fused.ops import OPERATIONS
+from cudnn_fused.backends import Backend, allocate_workspace, kernels_for
 from cudnn_fused.targets import SM100, Target
 from cudnn_fused.testing.agreement import against_reference
 from cudnn_fused.testing.cases import Case, Operands, Skip, make_inputs, make_outputs, make_problem
@@ -90,7 +89,8 @@ def _launch(case: Case, kernels: Backend, operands: Operands, running: Running) 
     if problem.device.type == "cuda":
         stream = torch.cuda.current_stream(problem.device).cuda_stream
     with running([tensor for tensor in tensors if tensor is not None]):
-        kernels.compile(problem)(tensors, stream)
+        program = kernels.compile(problem)
+        program(tensors, allocate_workspace(program, problem.device), stream)
     if problem.device.type == "cuda":
         torch.cuda.synchronize(problem.device)
 
@@ -170,7 +170,7 @@ def examine_gpu(device: torch.device) -> int:
         print("There are no kernels for it; the arch-neutral names run the reference on it.")
         return cross_compile()
     try:
-        kernels = kernels_for(OPERATIONS[0], target)
+        kernels = kernels_for(target)
     except NotImplementedError as error:
         print(f"{error}")
         return 1

@@ -7,7 +7,7 @@ a clip was cut into chunks. The sum of squares of a norm runs in FP32 over the c
 of PyTorch's reduction on that device.
 
 The functions take the operands of their operation in the order of its table and fill the outputs in place. They check
-nothing: :mod:`cudnn_fused.plan` has done so. They need no ``scratch``.
+nothing: :mod:`cudnn_fused.plan` has done so.
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ def conv3d_rmsnorm_silu(
     residual: Tensor | None,
     residual_bias: Tensor | None,
     residual_output: Tensor | None,
-    scratch: Tensor | None = None,
     *,
     leading_zero_frames: int = 0,
 ) -> None:
@@ -165,7 +164,6 @@ def conv3d_rmsnorm_silu_pad(
     residual_bias: Tensor | None,
     residual_output: Tensor | None,
     previous: Tensor | None,
-    scratch: Tensor | None = None,
     *,
     history_frames: int = 0,
     leading_zero_frames: int = 0,

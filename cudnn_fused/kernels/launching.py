@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,16 @@ from cuda.bindings import driver, runtime
 from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream
 
-from cudnn_fused.backends import Launch
 from cudnn_fused.kernels import disk_cache
 from cudnn_fused.kernels.conv3d_spec import Conv3dSpec
 from cudnn_fused.kernels.norm_silu_pad import NormSiluPad
 from cudnn_fused.kernels.pack_c12 import PackC12
-from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid, check_pixels
+from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid, too_many_pixels
 from cudnn_fused.kernels.postops import PostOps
 from cudnn_fused.kernels.rows import Layout, RowFinish
-from cudnn_fused.operands import Operation, Problem
+from cudnn_fused.operands import ELEMENT_BYTES, Operation, Problem, arrows
 from cudnn_fused.targets import Target
-from cudnn_fused.weights import CAUSAL_PIXEL
+from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL
 
 # Operands in the order in which the kernels take their addresses.
 CONV_OPERANDS = (
@@ -55,6 +54,34 @@ NORM_OPERANDS = (
     "residual_output",
 )
 PACK_OPERANDS = ("input", "previous", "padded_input", "cache_output")
+
+
+NORM_PAIRS = ((160, 160), (160, 320), (320, 320))
+# A row of 640 channels is more than one CTA's accumulators hold: a norm behind these runs as a second kernel.
+WIDE_PAIRS = ((320, 640), (640, 640))
+CHANNELS: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    **dict.fromkeys(
+        ("conv3d_raw", "conv3d_rmsnorm_silu", "conv3d_rmsnorm_silu_pad", "conv3d_bias_residual_pad"),
+        (*NORM_PAIRS, *WIDE_PAIRS),
+    ),
+    "causal_conv3d_with_cache": (CAUSAL_CHANNELS,),
+    "rmsnorm_silu_pad": ((160,), (320,), (640,)),
+}
+"""The channels that the kernels serve."""
+
+Launch = Callable[[Sequence["torch.Tensor | None"], int], None]
+"""Run kernels on operands in table order, behind them the workspace, on a stream."""
+
+
+@dataclass(frozen=True)
+class KernelProgram:
+    """Kernels ready to run a problem."""
+
+    launch: Launch
+    workspace_bytes: int
+
+    def __call__(self, operands: Sequence[torch.Tensor | None], workspace: torch.Tensor | None, stream: int) -> None:
+        self.launch((*operands, workspace), stream)
 
 
 @dataclass(frozen=True)
@@ -130,6 +157,7 @@ class Addresses:
 
     def __init__(self, operation: Operation, names: Sequence[str]) -> None:
         positions = {operand.name: index for index, operand in enumerate(operation.operands)}
+        positions["workspace"] = len(operation.operands)
         if "output" not in positions:
             positions["output"] = positions["padded_output"]
         self.positions = tuple(positions.get(name) for name in names)
@@ -178,15 +206,35 @@ class Kernels:
             "rmsnorm_silu_pad": self._norm,
         }
 
-    def supports(self, operation: Operation) -> bool:
-        return operation.name in self.builders
+    def can_implement(self, problem: Problem) -> str | None:
+        """None if there are kernels for the problem, otherwise the reason why not."""
+        name, channels = problem.operation.name, problem.channels
+        if name not in self.builders:
+            return f"there is no {self.target.name} kernel for this operation"
+        if channels not in CHANNELS[name]:
+            listed = ", ".join(map(arrows, CHANNELS[name]))
+            return (
+                f"channels {arrows(channels)} are not supported by {self.target.name} kernels; supported are {listed}"
+            )
+        return too_many_pixels(self.grid(problem))
 
-    def compile(self, problem: Problem) -> Launch:
-        """Compile what the problem needs, unless that has been done.
+    def compile(self, problem: Problem) -> KernelProgram:
+        """Compile what the problem needs, unless that has been done."""
+        return KernelProgram(self.builders[problem.operation.name](problem), self.workspace_bytes(problem))
 
-        Raises ValueError if its padded tensor has more pixels than the kernels can number.
-        """
-        return self.builders[problem.operation.name](problem)
+    @staticmethod
+    def grid(problem: Problem) -> PaddedGrid:
+        """The padded grid that the pixels of a problem are numbered on."""
+        sizes = (problem.extents[symbol] for symbol in "NTHW")
+        return PaddedGrid(*sizes) if problem.operation.minimum > 1 else PaddedGrid.around(*sizes)
+
+    @staticmethod
+    def workspace_bytes(problem: Problem) -> int:
+        """Room for the bare convolution where the norm behind it is a kernel of its own."""
+        if "gamma" not in problem.present or problem.channels not in WIDE_PAIRS:
+            return 0
+        grid = Kernels.grid(problem)
+        return grid.n * grid.out_t * grid.out_h * grid.out_w * problem.channels[-1] * ELEMENT_BYTES
 
     def convolution(self, spec: Conv3dSpec, grid: PaddedGrid, machine: Machine) -> tuple[Any, tuple[int, ...]]:
         """The launcher of a convolution and its arguments behind the addresses."""
@@ -209,32 +257,25 @@ class Kernels:
 
     def _conv(self, problem: Problem) -> Launch:
         extents = problem.extents
-        grid = PaddedGrid(extents["N"], extents["T"], extents["H"], extents["W"])
-        check_pixels(grid, problem.operation.name)
+        grid = self.grid(problem)
         finish, zeros = row_finish(problem), problem.options.get("leading_zero_frames", 0)
-        if "scratch" not in problem.present:
+        if not self.workspace_bytes(problem):
             spec = Conv3dSpec(extents["Ci"], finish, leading_zero_frames=zeros)
             return self._convolution(problem, spec, grid, CONV_OPERANDS)
-        # No tile is as wide as a row of so many channels: the sums go to memory, and what follows reads them there.
+        # No tile is as wide as a row of so many channels: the sums go to the workspace, and the norm reads them there.
         raw = Conv3dSpec(extents["Ci"], RowFinish(PostOps(finish.channels)), leading_zero_frames=zeros)
-        into_scratch = ["scratch" if name == "output" else name for name in CONV_OPERANDS]
-        from_scratch = [{"input": "scratch", "input_bias": "bias"}.get(name, name) for name in NORM_OPERANDS]
+        into_workspace = ["workspace" if name == "output" else name for name in CONV_OPERANDS]
+        from_workspace = [{"input": "workspace", "input_bias": "bias"}.get(name, name) for name in NORM_OPERANDS]
         return _in_turn(
-            self._convolution(problem, raw, grid, into_scratch),
-            self._normalization(problem, finish, grid, from_scratch),
+            self._convolution(problem, raw, grid, into_workspace),
+            self._normalization(problem, finish, grid, from_workspace),
         )
 
     def _norm(self, problem: Problem) -> Launch:
-        extents = problem.extents
-        grid = PaddedGrid.around(extents["N"], extents["T"], extents["H"], extents["W"])
-        check_pixels(grid, problem.operation.name)
-        return self._normalization(problem, row_finish(problem), grid, NORM_OPERANDS)
+        return self._normalization(problem, row_finish(problem), self.grid(problem), NORM_OPERANDS)
 
     def _causal(self, problem: Problem) -> Launch:
-        extents, operation = problem.extents, problem.operation
-        grid = PaddedGrid.around(extents["N"], extents["T"], extents["H"], extents["W"])
-        check_pixels(grid, operation.name)
-        history = extents["P"]
+        grid, history = self.grid(problem), problem.extents["P"]
         spec = Conv3dSpec(
             CAUSAL_PIXEL,
             RowFinish(PostOps(problem.channels[-1])),

@@ -111,10 +111,11 @@ class PaddedGrid(KernelArgument):
         return HALO * self.frame_pixels + self.out_t * self.frame_border
 
 
-def check_pixels(grid: PaddedGrid, operation: str) -> None:
-    """Raise ValueError if the pixels of a padded tensor cannot be numbered in 32 bits."""
-    if grid.pixels > MAX_PIXELS:
-        raise ValueError(
-            f"{operation}: the padded tensor has {grid.n}x{grid.t}x{grid.h}x{grid.w} = {grid.pixels} pixels, and the "
-            f"kernels number at most {MAX_PIXELS}; split the batch"
-        )
+def too_many_pixels(grid: PaddedGrid) -> str | None:
+    """Why the pixels of a padded tensor cannot be numbered in 32 bits; None if they can."""
+    if grid.pixels <= MAX_PIXELS:
+        return None
+    return (
+        f"the padded tensor has {grid.n}x{grid.t}x{grid.h}x{grid.w} = {grid.pixels} pixels, and the kernels number at "
+        f"most {MAX_PIXELS}; split the batch"
+    )

@@ -26,7 +26,6 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import (
 from torch import Tensor, nn
 
 import cudnn_fused
-from cudnn_fused.ops.conv3d_rmsnorm_silu_pad import CONV3D_RMSNORM_SILU_PAD
 from cudnn_fused.wan.fp32_convolutions import Fp32Convolutions
 from cudnn_fused.wan.packing import PackedParameters, as_vector
 
@@ -207,9 +206,6 @@ class FusedWanEncoder(WanEncoder3d):
     ) -> tuple[Padded, Tensor | None]:
         """``conv``, then ``norm`` and SiLU. Returns the next input, and with a residual the sum before ``norm``."""
         weight, zeros = self._weight(conv), padded.leading_zero_frames
-        if (conv.in_channels, conv.out_channels) not in CONV3D_RMSNORM_SILU_PAD.channels:
-            raw = cudnn_fused.conv3d_raw(padded.frames, weight, leading_zero_frames=zeros)
-            return self._normalize(raw, norm, history, conv.bias, residual, residual_bias)
         previous = history.previous()
         frames, cache, value = cudnn_fused.conv3d_rmsnorm_silu_pad(
             padded.frames,

@@ -72,10 +72,13 @@ def run(
     problem = make_problem(case, prepared.operands)
     zeros = prepared.operands["input"][:, : case.leading_zero_frames]
     memory = [tensor for tensor in tensors if tensor is not None]
+    size = kernels.workspace_bytes(problem)
+    workspace = torch.empty(size, dtype=torch.uint8) if size else None
+    memory += [workspace] if workspace is not None else []
     with emulate(memory=memory, schedule=schedule, seed=schedule_seed, tensor_fences=True) as emulation:
-        launch = kernels.compile(problem)
+        program = kernels.compile(problem)
         zeros.fill_(torch.nan)
-        launch(tensors, 0)
+        program(tensors, workspace, 0)
         zeros.zero_()
     return prepared, emulation
 

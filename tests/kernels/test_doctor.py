@@ -42,16 +42,21 @@ def plainly(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 class Stubborn:
-    """A backend that does ``what`` in place of its work."""
+    """A backend, and its only program, that does ``what`` in place of its work."""
+
+    workspace_bytes = 0
 
     def __init__(self, what: Callable[..., None]) -> None:
         self.what = what
 
-    def supports(self, operation: object) -> bool:
-        return True
+    def can_implement(self, problem: object) -> str | None:
+        return None
 
-    def compile(self, problem: object) -> Callable[..., None]:
-        return self.what
+    def compile(self, problem: object) -> Stubborn:
+        return self
+
+    def __call__(self, operands: object, workspace: object, stream: int) -> None:
+        self.what(operands, workspace, stream)
 
 
 def fail(*_: object) -> None:

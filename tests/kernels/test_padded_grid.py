@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from cudnn_fused.kernels.padded_grid import HALO, MAX_PIXELS, TAPS, PaddedGrid, check_pixels
+from cudnn_fused.kernels.padded_grid import HALO, MAX_PIXELS, TAPS, PaddedGrid, too_many_pixels
 
 GRIDS = [PaddedGrid.around(*extents) for extents in ((1, 1, 1, 1), (2, 3, 4, 5), (3, 1, 1, 7), (1, 2, 5, 1))]
 GRID = pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -67,6 +67,8 @@ def test_contiguous_and_bottom_right_pixels_count_up(grid: PaddedGrid) -> None:
 
 
 def test_too_many_pixels_are_refused() -> None:
-    check_pixels(PaddedGrid(1, 1, 1, MAX_PIXELS), "conv3d_raw")
-    with pytest.raises(ValueError, match=r"conv3d_raw: .* 1x1x1x2146435073 .* split the batch"):
-        check_pixels(PaddedGrid(1, 1, 1, MAX_PIXELS + 1), "conv3d_raw")
+    assert too_many_pixels(PaddedGrid(1, 1, 1, MAX_PIXELS)) is None
+    reason = too_many_pixels(PaddedGrid(1, 1, 1, MAX_PIXELS + 1))
+    assert reason is not None
+    assert "1x1x1x2146435073" in reason
+    assert reason.endswith("split the batch")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cudnn_fused.cudnn_names import CONV_PAIRS, NORM_PAIRS
 from cudnn_fused.kernels.conv3d_sm90 import Conv3dSm90
 from cudnn_fused.kernels.conv3d_spec import SWIZZLE_ROWS, Conv3dSpec
 from cudnn_fused.kernels.padded_grid import HALO, PaddedGrid
@@ -20,7 +21,6 @@ from cudnn_fused.kernels.tiling_sm90 import (
     resident_clusters,
     tiles_for,
 )
-from cudnn_fused.ops.common import CONV_PAIRS, NORM_PAIRS
 
 H200 = 132  # multiprocessors
 BANKS, BANK_BYTES, CHUNK_BYTES = 32, 4, 16

@@ -17,11 +17,10 @@ import torch
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm
 
-from cudnn_fused import plan
-from cudnn_fused.backends import Launch, ReferenceBackend
+from cudnn_fused.backends import Program, ReferenceBackend, using
 from cudnn_fused.kernels import sm90, sm100
-from cudnn_fused.kernels.launching import Kernels, Machine
-from cudnn_fused.operands import Operation, Problem
+from cudnn_fused.kernels.launching import KernelProgram, Kernels, Machine
+from cudnn_fused.operands import Problem
 from cudnn_fused.testing.agreement import differing
 from cudnn_fused.testing.ptx import emulate
 from cudnn_fused.wan import fuse_encoder
@@ -61,29 +60,29 @@ class EmulatedBackend:
         self.kernels = kernels
         self.calls: list[Call] = []
 
-    def supports(self, operation: Operation) -> bool:
-        return self.kernels.supports(operation)
+    def can_implement(self, problem: Problem) -> str | None:
+        return self.kernels.can_implement(problem)
 
-    def compile(self, problem: Problem) -> Launch:
+    def compile(self, problem: Problem) -> Program:
         with emulate():
-            launch = self.kernels.compile(problem)
+            program = self.kernels.compile(problem)
         launch_reference = ReferenceBackend().compile(problem)
         operation = problem.operation
         names = [operand.name for operand in operation.operands]
 
-        def run(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+        def run(operands: Sequence[torch.Tensor | None], workspace: torch.Tensor | None, stream: int) -> None:
             results = {name: tensor for name, tensor in zip(names, operands, strict=True) if name in operation.returns}
             results = {name: tensor.fill_(torch.nan) for name, tensor in results.items() if tensor is not None}
             expected = {name: tensor.clone() for name, tensor in results.items()}
-            memory = [tensor for tensor in operands if tensor is not None]
+            memory = [tensor for tensor in (*operands, workspace) if tensor is not None]
             with emulate(memory=memory, schedule="random", seed=len(self.calls), tensor_fences=True) as emulation:
-                launch(operands, stream)
-            launch_reference([expected.get(*named) for named in zip(names, operands, strict=True)], stream)
+                program(operands, workspace, stream)
+            launch_reference([expected.get(*named) for named in zip(names, operands, strict=True)], None, stream)
             products = sum(launched.report.counts.macs_issued for launched in emulation.launches)
             faults = [f"{name}: {fault}" for name in results for fault in disagreements(results[name], expected[name])]
             self.calls.append(Call(problem, products, faults))
 
-        return run
+        return KernelProgram(lambda tensors, stream: run(tensors[:-1], tensors[-1], stream), program.workspace_bytes)
 
 
 def disagreements(result: torch.Tensor, expected: torch.Tensor) -> list[str]:
@@ -138,12 +137,8 @@ def test_encode_on_emulated_kernels(
 
     backend = EmulatedBackend(kernels(Machine(arch, MULTIPROCESSORS)))
     monkeypatch.setattr(module, "compiled", deferred(module.compiled))
-    monkeypatch.setattr(plan, "select_backend", lambda *_: backend)
-    plan.PLANS.clear()
-    try:
+    with using(backend):
         emulated = moments(vae, video)
-    finally:
-        plan.PLANS.clear()
 
     calls = Counter(call.name for call in backend.calls)
     assert set(calls) == CONVOLUTIONS | NORMS
