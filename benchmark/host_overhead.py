@@ -18,6 +18,7 @@ from cudnn_fused import plan
 from cudnn_fused.operands import BF16, Operation
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.plan import Plan
+from cudnn_fused.testing.cases import CHANNELS
 
 EXTENTS = {"N": 1, "T": 3, "H": 4, "W": 5, "P": 2}
 BUDGET_US = 25.0
@@ -30,7 +31,7 @@ def plan_class_of(operation: Operation) -> type[Plan]:
 
 def inputs_of(operation: Operation, with_optional: bool) -> tuple[torch.Tensor | None, ...]:
     """Zero-filled inputs for the operation's first channel combination."""
-    extents = {**EXTENTS, **dict(zip(operation.channel_symbols, operation.channels[0], strict=True))}
+    extents = {**EXTENTS, **dict(zip(operation.channel_symbols, CHANNELS[operation.name][0], strict=True))}
     return tuple(
         torch.zeros(operand.shape.evaluate(extents), dtype=BF16) if with_optional or not operand.optional else None
         for operand in operation.inputs

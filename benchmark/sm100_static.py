@@ -46,6 +46,7 @@ from cudnn_fused.kernels.epilogue.declaration import Epilogue
 from cudnn_fused.kernels.occupancy import expected_clusters
 from cudnn_fused.kernels.sm100 import sm100
 from cudnn_fused.operands import ELEMENT_BYTES
+from cudnn_fused.selfcheck.cases import CHANNELS as WAN_CHANNELS
 from cudnn_fused.selfcheck.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem
 from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL
 from ptxemu import Emulation, emulate
@@ -222,7 +223,7 @@ def ours(operation: str, channels: Channels, *, shared_taps: bool = False) -> It
         if channels[1] % tile.tile_n or (operation == PADDED and channels[1] != tile.tile_n):
             continue
         case = case_of(operation, ROWS_PLANE[tile.tile_m], (channels[0], tile.tile_n))
-        if case.channels not in case.operation.channels:
+        if case.channels not in WAN_CHANNELS[case.variant]:
             case = dataclasses.replace(case, channels=channels)
         operands = {**make_inputs(case, "cpu", integers=True), **make_outputs(case, "cpu")}
         tensors = [operands.get(operand.name) for operand in case.operation.operands]

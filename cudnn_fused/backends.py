@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -14,35 +17,80 @@ from cudnn_fused.errors import DeviceUnavailableError
 from cudnn_fused.operands import Operation, Problem
 from cudnn_fused.targets import Target
 
-Launch = Callable[[Sequence["torch.Tensor | None"], int], None]
-"""Run an operation: its operands in table order (absent ones None) and a stream handle. Checks nothing."""
+WORKSPACE_ALIGNMENT = 16  # bytes, as of operands
+
+
+class Program(Protocol):
+    """A problem made ready to run. Calling it checks nothing."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that a call needs besides the operands."""
+
+    def __call__(self, operands: Sequence[torch.Tensor | None], workspace: torch.Tensor | None, stream: int) -> None:
+        """Run on ``operands`` in table order, absent ones None, with a workspace if one is needed."""
 
 
 class Backend(Protocol):
     """One way to execute operations."""
 
-    def supports(self, operation: Operation) -> bool:
-        """Whether the operation can be run at all."""
+    def can_implement(self, problem: Problem) -> str | None:
+        """None if the problem can be compiled, otherwise the reason why not."""
 
-    def compile(self, problem: Problem) -> Launch:
+    def compile(self, problem: Problem) -> Program:
         """Make the problem ready to run on its device."""
+
+
+def allocate_workspace(program: Program, device: torch.device) -> torch.Tensor | None:
+    """New memory for calls of ``program``, on the current stream; None if it needs none."""
+    if not program.workspace_bytes:
+        return None
+    return torch.empty(program.workspace_bytes, dtype=torch.uint8, device=device)
+
+
+@dataclass(frozen=True)
+class ReferenceProgram:
+    """The reference of a problem."""
+
+    problem: Problem
+    workspace_bytes: int = 0
+
+    def __call__(self, operands: Sequence[torch.Tensor | None], workspace: torch.Tensor | None, stream: int) -> None:
+        operation, device = self.problem.operation, self.problem.device
+        named = zip((operand.name for operand in operation.operands), operands, strict=True)
+        given = {name: tensor for name, tensor in named if tensor is not None}
+        with streams.running_on(stream, device), reference.full_precision(device):
+            operation.computation.reference(self.problem, given)
 
 
 class ReferenceBackend:
     """Plain PyTorch, on CPU tensors and on CUDA devices without kernels."""
 
-    def supports(self, operation: Operation) -> bool:
-        return True
+    def can_implement(self, problem: Problem) -> str | None:
+        return None
 
-    def compile(self, problem: Problem) -> Launch:
-        device, names = problem.device, [operand.name for operand in problem.operation.operands]
+    def compile(self, problem: Problem) -> Program:
+        return ReferenceProgram(problem)
 
-        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
-            with streams.running_on(stream, device), reference.full_precision(device):
-                given = {name: tensor for name, tensor in zip(names, operands, strict=True) if tensor is not None}
-                problem.operation.computation.reference(problem, given)
 
-        return launch
+_in_use: ContextVar[Backend | None] = ContextVar("backend", default=None)
+
+
+@contextlib.contextmanager
+def using(backend: Backend) -> Iterator[Backend]:
+    """Plans that are compiled, and functions that are called, inside use ``backend``, whatever their tensors are on.
+
+    Neither the device nor the DSL is looked at. A plan keeps the backend for which it was compiled. This holds for the
+    thread, or the task, that entered it.
+    """
+    token = _in_use.set(backend)
+    try:
+        yield backend
+    finally:
+        _in_use.reset(token)
+
+
+backend_in_use = _in_use.get
 
 
 REFERENCE: Backend = ReferenceBackend()
@@ -56,41 +104,20 @@ KERNELS: dict[str, str] = {
 @functools.cache
 def _load(place: str) -> Backend:
     module, _, name = place.partition(":")
-    return WithScratch(getattr(importlib.import_module(module), name)())
+    return getattr(importlib.import_module(module), name)()
 
 
-class WithScratch:
-    """Kernels whose workspace is an operand."""
-
-    def __init__(self, kernels: Any) -> None:
-        self.kernels = kernels
-
-    def supports(self, operation: Operation) -> bool:
-        return True
-
-    def compile(self, problem: Problem) -> Launch:
-        program = self.kernels.compile(problem)
-        names = [operand.name for operand in problem.operation.operands]
-        place = names.index("scratch") if "scratch" in names else None
-
-        def launch(operands: Sequence[torch.Tensor | None], stream: int) -> None:
-            program(operands, None if place is None else operands[place], stream)
-
-        return launch
-
-
-def kernels_for(operation: Operation, target: Target) -> Backend | None:
-    """The target's kernels for an operation, if there are any. Raises NotImplementedError without a DSL for them."""
+def kernels_for(target: Target) -> Backend | None:
+    """The target's kernels, if there are any. Raises NotImplementedError without a DSL for them."""
     if target.name not in KERNELS:
         return None
     targets.check_dsl()
-    kernels = _load(KERNELS[target.name])
-    return kernels if kernels.supports(operation) else None
+    return _load(KERNELS[target.name])
 
 
 def check_target(target: Target | None) -> None:
     """What can be refused before any operand is looked at: names of one target need the DSL."""
-    if target is not None and target.name in KERNELS:
+    if target is not None and target.name in KERNELS and _in_use.get() is None:
         targets.check_dsl()
 
 
@@ -103,7 +130,7 @@ def names_that_serve(capability: tuple[int, int]) -> str:
 
 
 def select_backend(operation: Operation, target: Target | None, device: torch.device) -> Backend:
-    """The backend for ``operation`` on ``device``.
+    """The backend for ``operation`` on ``device``: the one that is in use, see :func:`using`, if any. Otherwise:
 
     With ``target`` None (the arch-neutral names) that is the kernels for the device, or the reference where there are
     none. With a target it is that target's kernels or an error.
@@ -111,14 +138,17 @@ def select_backend(operation: Operation, target: Target | None, device: torch.de
     Raises:
         DeviceUnavailableError: a target was asked for and there is no CUDA device.
         ValueError: a target was asked for and the tensors are on the CPU.
-        NotImplementedError: the GPU is not one the target serves, the DSL is absent or too old, or the target's
-            kernel for this operation does not exist.
+        NotImplementedError: the GPU is not one the target serves, the DSL is absent or too old, or the target has no
+            kernels.
     """
+    chosen = _in_use.get()
+    if chosen is not None:
+        return chosen
     if target is None:
         if device.type != "cuda":
             return REFERENCE
         served = targets.target_of(targets.capability_of(device))
-        return (kernels_for(operation, served) if served else None) or REFERENCE
+        return (kernels_for(served) if served else None) or REFERENCE
     if not torch.cuda.is_available():
         raise DeviceUnavailableError(f"{operation.name}: {target.name} needs a CUDA device, and none is available")
     if device.type != "cuda":
@@ -131,7 +161,7 @@ def select_backend(operation: Operation, target: Target | None, device: torch.de
             f"{device} ({torch.cuda.get_device_name(device)}) has {capability[0]}.{capability[1]}: "
             f"{names_that_serve(capability)}"
         )
-    kernels = kernels_for(operation, target)
+    kernels = kernels_for(target)
     if kernels is None:
-        raise NotImplementedError(f"{operation.name}: there is no {target.name} kernel for this operation yet")
+        raise NotImplementedError(f"{operation.name}: there are no {target.name} kernels yet")
     return kernels

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from cudnn_fused import hardware_quirks, targets
-from cudnn_fused.backends import Backend
+from cudnn_fused.backends import Backend, allocate_workspace
 from cudnn_fused.selfcheck.agreement import against_reference
 from cudnn_fused.selfcheck.cases import Case, Operands, Skip, make_inputs, make_outputs, make_problem
 from cudnn_fused.targets import SM100, Target
@@ -118,8 +118,7 @@ def _launch(case: Case, kernels: Backend, operands: Operands, running: Running) 
         stream = torch.cuda.current_stream(problem.device).cuda_stream
     with running([tensor for tensor in tensors if tensor is not None]):
         program = kernels.compile(problem)
-        workspace = torch.empty(program.workspace_bytes, dtype=torch.uint8, device=problem.device)
-        program(tensors, workspace, stream)
+        program(tensors, allocate_workspace(program, problem.device), stream)
     if problem.device.type == "cuda":
         torch.cuda.synchronize(problem.device)
     return None

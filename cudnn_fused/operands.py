@@ -70,10 +70,9 @@ class Operand:
     """One tensor of an operation. All are BF16.
 
     ``requires`` names an operand without which this one is refused; ``required_by`` names one that makes this one
-    mandatory. Where ``only_for`` lists channels, the operand has to be there with those and must not be with others.
-    ``alignment`` is that of the data pointer in bytes. A ``strided`` operand may have any strides, all others are
-    contiguous (the stride of an axis of extent 1 is free). An ``extension`` goes beyond the API that the ``Sm100``
-    names mirror, which therefore do not have it.
+    mandatory. ``alignment`` is that of the data pointer in bytes. A ``strided`` operand may have any strides, all
+    others are contiguous (the stride of an axis of extent 1 is free). An ``extension`` goes beyond the API that the
+    ``Sm100`` names mirror, which therefore do not have it.
     """
 
     name: str
@@ -84,7 +83,6 @@ class Operand:
     strided: bool = False
     requires: str | None = None
     required_by: str | None = None
-    only_for: tuple[tuple[int, ...], ...] = ()
     extension: bool = False
     hint: str = ""
     meaning: str = ""
@@ -122,12 +120,30 @@ class Option:
 
 
 @dataclass(frozen=True)
+class ChannelRule:
+    """Which channels an operation is defined for: those in ``multiples``, or ``exactly`` one combination.
+
+    What can be run of them is for a backend to say.
+    """
+
+    multiple: int = 1
+    exactly: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return arrows(self.exactly) if self.exactly else f"multiples of {self.multiple}"
+
+    def allows(self, channels: tuple[int, ...]) -> bool:
+        if self.exactly:
+            return channels == self.exactly
+        return all(extent % self.multiple == 0 for extent in channels)
+
+
+@dataclass(frozen=True)
 class Operation:
     """An operation: ``operands`` in the order in which ``execute`` takes them.
 
     ``returns`` names the outputs in the order in which a caller gets them back. ``channel_symbols`` are the extents
-    that ``channels`` lists the supported combinations of; the mirrored API lacks ``extension_channels``. ``minimum`` is
-    the smallest T, H and W of the input.
+    that ``channels`` is the rule for. ``minimum`` is the smallest T, H and W of the input.
     """
 
     name: str
@@ -136,10 +152,9 @@ class Operation:
     operands: tuple[Operand, ...]
     returns: tuple[str, ...]
     channel_symbols: tuple[str, ...]
-    channels: tuple[tuple[int, ...], ...]
+    channels: ChannelRule
     minimum: int
     options: tuple[Option, ...] = ()
-    extension_channels: tuple[tuple[int, ...], ...] = ()
 
     # What follows from the table. Computed at once: torch.compile cannot trace a property that is made when first used.
     inputs: tuple[Operand, ...] = field(init=False, repr=False, compare=False)
@@ -158,17 +173,12 @@ class Operation:
         for name, value in derived.items():
             object.__setattr__(self, name, value)  # the way to fill a frozen dataclass
 
-    def written_for(
-        self, given: Collection[str], wanted: Collection[str] = (), channels: tuple[int, ...] = ()
-    ) -> frozenset[str]:
+    def written_for(self, given: Collection[str], wanted: Collection[str] = ()) -> frozenset[str]:
         """Names of the outputs and scratch that go with the ``given`` inputs, and the optional ones ``wanted``."""
         return frozenset(
             operand.name
             for operand in self.written
-            if not operand.optional
-            or operand.name in wanted
-            or operand.required_by in given
-            or channels in operand.only_for
+            if not operand.optional or operand.name in wanted or operand.required_by in given
         )
 
 
@@ -268,7 +278,8 @@ def validate(
     operation: Operation,
     samples: Sequence[Sample | None],
     options: Mapping[str, int],
-    channels: Collection[tuple[int, ...]],
+    *,
+    channels: Collection[tuple[int, ...]] | None = None,
     wanted: frozenset[str] | None = None,
 ) -> Problem:
     """Check the operands of ``operation`` against its declaration.
@@ -277,7 +288,7 @@ def validate(
         operation: the declaration.
         samples: the operands in table order, absent ones None.
         options: the value of every option, by name, normalized.
-        channels: the supported combinations.
+        channels: the combinations to which a name is limited, or None for all that the operation's rule allows.
         wanted: None if the caller brings what is written. Otherwise that will be made for it, and these are the
             optional outputs it asks for.
 
@@ -296,13 +307,10 @@ def validate(
     extents = bind_extents(operation, given, options)
     _check_extents(operation, extents, channels)
     _check_history(operation, given, extents, options)
-    actual = tuple(extents[symbol] for symbol in operation.channel_symbols)
-    if wanted is None:
-        _check_presence_for(operation, given, actual)
     for operand in operation.operands:
         if operand.name in given:
             _check_placement(operation, operand, given, operand.shape.evaluate(extents))
-    present = frozenset(given) | (operation.written_for(given, wanted, actual) if wanted is not None else set())
+    present = frozenset(given) | (operation.written_for(given, wanted) if wanted is not None else set())
     return Problem(operation, extents, present, dict(options), given[operation.operands[0].name].device)
 
 
@@ -315,17 +323,6 @@ def _check_presence(operation: Operation, present: frozenset[str]) -> None:
             raise ValueError(f"{operation.name}: {operand.required_by} needs {operand.name}, which was not given")
         elif not operand.optional:
             raise OperandTypeError(f"{operation.name}: {operand.name} must be a torch.Tensor, got None")
-
-
-def _check_presence_for(operation: Operation, given: Collection[str], channels: tuple[int, ...]) -> None:
-    """The operands that some channels need."""
-    for operand in operation.operands:
-        if operand.only_for and (operand.name in given) != (channels in operand.only_for):
-            fault = "was given" if operand.name in given else "is missing"
-            raise ValueError(
-                f"{operation.name}: {operand.name} {fault} with channels {arrows(channels)}; it belongs to "
-                f"{', '.join(map(arrows, operand.only_for))}"
-            )
 
 
 def arrows(channels: tuple[int, ...]) -> str:
@@ -370,17 +367,17 @@ def bind_extents(operation: Operation, given: Mapping[str, Any], options: Mappin
     return extents
 
 
-def _check_extents(operation: Operation, extents: Mapping[str, int], supported: Collection[tuple[int, ...]]) -> None:
+def _check_extents(
+    operation: Operation, extents: Mapping[str, int], supported: Collection[tuple[int, ...]] | None
+) -> None:
     for symbol, extent in extents.items():
         least = operation.minimum if symbol in "THW" else 0 if symbol == "P" else 1
         if extent < least:
             raise ValueError(f"{operation.name}: input extent {symbol} must be at least {least}, got {extent}")
     channels = tuple(extents[symbol] for symbol in operation.channel_symbols)
-    if channels not in supported:
-        raise ValueError(
-            f"{operation.name}: channels {arrows(channels)} are not supported; supported are "
-            f"{', '.join(map(arrows, supported))}"
-        )
+    if not operation.channels.allows(channels) or (supported is not None and channels not in supported):
+        listed = str(operation.channels) if supported is None else ", ".join(map(arrows, supported))
+        raise ValueError(f"{operation.name}: channels {arrows(channels)} are not supported; supported are {listed}")
 
 
 def _check_history(

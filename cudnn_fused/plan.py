@@ -12,19 +12,29 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
-from cudnn_fused import streams
-from cudnn_fused.backends import Backend, Launch, check_target, select_backend
+from cudnn_fused import cudnn_names, streams
+from cudnn_fused.backends import (
+    WORKSPACE_ALIGNMENT,
+    Backend,
+    Program,
+    allocate_workspace,
+    backend_in_use,
+    check_target,
+    select_backend,
+)
 from cudnn_fused.errors import OperandTypeError
 from cudnn_fused.operands import (
     BF16,
     Operand,
     Operation,
     Problem,
+    Role,
     Sample,
+    Shape,
     byte_span,
     misaligned,
     negated,
@@ -46,17 +56,17 @@ class Executable:
 
     def __init__(self, problem: Problem, backend: Backend) -> None:
         self.problem = problem
-        self.launch: Launch = backend.compile(problem)
+        self.program: Program = backend.compile(problem)
         self._shapes = tuple(
             problem.shape(operand) if operand.written and operand.name in problem.present else None
             for operand in problem.operation.operands
         )
 
-    def allocate(self, inputs: Sequence[Tensor | None], stream: int) -> list[Tensor | None]:
-        """All operands in table order: ``inputs``, and new tensors, allocated on ``stream``, for what is written."""
+    def allocate(self, inputs: Sequence[Tensor | None], stream: int) -> tuple[list[Tensor | None], Tensor | None]:
+        """All operands in table order, and the workspace: ``inputs``, and new memory, on ``stream``, for the rest."""
         device, given = self.problem.device, iter(inputs)
         with streams.running_on(stream, device):
-            return [
+            operands = [
                 None
                 if operand.written and shape is None
                 else torch.empty(shape, dtype=BF16, device=device)
@@ -64,13 +74,20 @@ class Executable:
                 else next(given)
                 for operand, shape in zip(self.problem.operation.operands, self._shapes, strict=True)
             ]
+            return operands, allocate_workspace(self.program, device)
 
-    def run(self, operands: Sequence[Tensor | None], stream: int, foreign: Sequence[Tensor | None]) -> Result:
+    def run(
+        self,
+        operands: Sequence[Tensor | None],
+        workspace: Tensor | None,
+        stream: int,
+        foreign: Sequence[Tensor | None],
+    ) -> Result:
         """Launch, and return the operation's results.
 
         ``foreign`` are the operands that may have been allocated on another stream.
         """
-        self.launch(operands, stream)
+        self.program(operands, workspace, stream)
         streams.keep_until_done(foreign, stream, self.problem.device)
         operation = self.problem.operation
         return Result(operation.returns, [operands[position] for position in operation.return_positions])
@@ -87,23 +104,22 @@ OPERATORS: dict[str, Callable[..., list[Tensor]]] = {}
 """The custom operator of every operation, by its name; :mod:`cudnn_fused.torch_ops` fills it."""
 
 
-def check_gradients(operation: Operation, operands: Sequence[Operand], tensors: Sequence[Tensor | None]) -> None:
-    """Raise RuntimeError if grad mode is on and one of ``tensors`` requires grad."""
-    if torch.is_grad_enabled():
-        for operand, tensor in zip(operands, tensors, strict=True):
-            if tensor is not None and tensor.requires_grad:
-                raise RuntimeError(
-                    f"{operation.name} is inference-only, but {operand.name} requires grad; "
-                    "call it under torch.no_grad() or torch.inference_mode()"
-                )
+def inference_only(operation: Operation, operand: Operand) -> str:
+    """The message about an operand that requires grad while grad mode is on."""
+    return (
+        f"{operation.name} is inference-only, but {operand.name} requires grad; "
+        "call it under torch.no_grad() or torch.inference_mode()"
+    )
 
 
 def check_call(operation: Operation, operands: Sequence[Operand], tensors: Sequence[Tensor | None]) -> None:
     """The checks that no plan can make once and for all: gradients, and where the data lies."""
-    check_gradients(operation, operands, tensors)
+    differentiating = torch.is_grad_enabled()
     for operand, tensor in zip(operands, tensors, strict=True):
         if tensor is None:
             continue
+        if differentiating and tensor.requires_grad:
+            raise RuntimeError(inference_only(operation, operand))
         if tensor.is_neg():
             raise ValueError(negated(operation, operand))
         try:
@@ -114,13 +130,18 @@ def check_call(operation: Operation, operands: Sequence[Operand], tensors: Seque
             raise ValueError(misaligned(operation, operand, address))
 
 
-def check_overlap(operation: Operation, tensors: Sequence[Tensor | None]) -> None:
-    """Raise ValueError if something that is written shares memory with any other operand."""
+WORKSPACE = Operand("workspace", Shape("B"), Role.SCRATCH)
+
+
+def check_overlap(operation: Operation, tensors: Sequence[Tensor | None], workspace: Tensor | None = None) -> None:
+    """Raise ValueError if something that is written, the workspace too, shares memory with any other operand."""
     spans = [
         (tensor.data_ptr(), tensor.data_ptr() + byte_span(tensor), operand)
         for operand, tensor in zip(operation.operands, tensors, strict=True)
         if tensor is not None
     ]
+    if workspace is not None:
+        spans.append((workspace.data_ptr(), workspace.data_ptr() + workspace.nbytes, WORKSPACE))
     spans.sort(key=lambda span: span[0])
     # In order of their starts, a written span meets another if and only if it ends after, or begins before, that one;
     # remembering the furthest end so far of all spans, and of the written ones, finds any such pair in one pass.
@@ -172,6 +193,7 @@ class Plan:
 
     operation: ClassVar[Operation]
     target: ClassVar[Target | None] = None
+    channels: ClassVar[tuple[tuple[int, ...], ...] | None] = None  # the combinations that a name is limited to, if any
 
     def __init_subclass__(cls) -> None:
         # A class that a user derives comes later, and does not replace the one that functions and torch.compile call.
@@ -181,34 +203,32 @@ class Plan:
         self._samples = tuple(map(Sample.of, samples))
         self._options: Mapping[str, Any] = options
         self._executable: Executable | None = None
+        self._workspace: Tensor | None = None
+        self._ready = False
         self._lock = threading.Lock()
 
     def __call__(self, *operands: Any, **named: Any) -> Any:
         """:meth:`execute`, after :meth:`compile` if that has not been done."""
-        if self._executable is None:
+        if not self._ready:
             self.compile()
         return self.execute(*operands, **named)  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickle holds the samples' metadata and the options; what comes out of it has to be compiled."""
-        return {**self.__dict__, "_executable": None, "_lock": None}
+        return {**self.__dict__, "_executable": None, "_workspace": None, "_ready": False, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
-        """A copy that is compiled if this plan is: what was compiled does not change and serves both."""
+        """A copy that is compiled if this plan is. What was compiled serves both; the copy's workspace is its own."""
         twin = copy.copy(self)
         twin._executable = self._executable
+        if self._ready:
+            twin.compile()
         memo[id(self)] = twin
         return twin
-
-    @classmethod
-    def supported_channels(cls) -> tuple[tuple[int, ...], ...]:
-        """The combinations of channels that the class takes, in the order of its operation's ``channel_symbols``."""
-        extensions = cls.operation.extension_channels if cls.target is SM100 else ()
-        return tuple(channels for channels in cls.operation.channels if channels not in extensions)
 
     def check_support(self) -> bool:
         """Check the samples and the device. Returns True.
@@ -218,37 +238,54 @@ class Plan:
             ValueError: channels, a shape, strides, a device, an alignment or a combination does not fit.
             RuntimeError: there is no CUDA device for a plan that needs one.
             NotImplementedError: the GPU or the installed CuTe DSL cannot run it.
+
+        What this accepts can be compiled.
         """
         self._problem_and_backend()
         return True
 
-    def compile(self) -> None:
-        """Make the plan ready to execute. Raises what :meth:`check_support` raises."""
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory that :meth:`execute` needs besides its operands. Compiles what has not been compiled."""
         with self._lock:
-            if self._executable is None:
-                self._executable = Executable(*self._problem_and_backend())
+            return self._compiled().program.workspace_bytes
+
+    def compile(self, workspace: Tensor | None = None) -> None:
+        """Make the plan ready to execute. Raises what :meth:`check_support` raises.
+
+        ``workspace`` is a contiguous tensor of at least ``workspace_bytes`` bytes on the device of the input, aligned
+        to 16 bytes, which each execution overwrites; executions that may run at once, of one plan or of several, must
+        not share one. Without it the plan allocates its own, once.
+        """
+        with self._lock:
+            executable = self._compiled()
+            if workspace is not None:
+                check_workspace(executable, workspace)
+                self._workspace = workspace
+            elif self._workspace is None:
+                self._workspace = allocate_workspace(executable.program, executable.problem.device)
+            self._ready = True
+
+    def _compiled(self) -> Executable:
+        if self._executable is None:
+            self._executable = Executable(*self._problem_and_backend())
+        return self._executable
 
     def _problem_and_backend(self) -> tuple[Problem, Backend]:
-        check_target(self.target)
-        options = {
-            option.name: option.normalize(self.operation.name, self._options[option.name])
-            for option in self.operation.options
-        }
-        problem = validate(self.operation, self._samples, options, self.supported_channels())
-        return problem, select_backend(self.operation, self.target, problem.device)
+        return resolve(type(self), self._samples, tuple(self._options.values()))
 
     def _execute(self, operands: tuple[Tensor | None, ...], current_stream: object) -> Any:
         """Check ``operands``, in table order, run the plan on them, and return its result."""
-        executable = self._executable
-        if executable is None:
+        executable, workspace = self._executable, self._workspace
+        if executable is None or not self._ready:
             raise RuntimeError(f"{type(self).__name__}.execute() was called before compile()")
         operation = self.operation
         for operand, tensor, sample in zip(operation.operands, operands, self._samples, strict=True):
             check_against_sample(operation, operand, tensor, sample)
         check_call(operation, operation.operands, operands)
-        check_overlap(operation, operands)
+        check_overlap(operation, operands, workspace)
         stream = streams.stream_handle(current_stream, executable.problem.device)
-        return executable.run(operands, stream, foreign=operands)
+        return executable.run(operands, workspace, stream, foreign=(*operands, workspace))
 
 
 def find_executable(
@@ -267,12 +304,16 @@ def find_executable(
     """
     operation = plan_class.operation
     options = normalized(operation, options)
-    key = (plan_class, options, wanted, *map(signature, inputs))
+    key = (plan_class, backend_in_use(), options, wanted, *map(signature, inputs))
     executable = PLANS.get(key)
-    if executable is None:
-        executable = PLANS.get_or_build(key, functools.partial(_build, plan_class, inputs, options, wanted))
-    check_call(operation, operation.inputs, inputs)
-    return executable
+    if executable is not None:
+        check_call(operation, operation.inputs, inputs)
+        return executable
+    given = given_inputs(operation, inputs)
+    samples = [Sample.of(given.get(operand.name)) for operand in operation.operands]
+    problem, backend = resolve(plan_class, samples, options, wanted)
+    check_call(operation, operation.inputs, inputs)  # before anything is compiled for a call that cannot run
+    return PLANS.get_or_build(key, functools.partial(Executable, problem, backend))
 
 
 def given_inputs(operation: Operation, inputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
@@ -290,24 +331,39 @@ def normalized(operation: Operation, options: tuple[Any, ...]) -> tuple[int, ...
     )
 
 
-def _build(
-    plan_class: type[Plan], inputs: tuple[Tensor | None, ...], options: tuple[int, ...], wanted: frozenset[str]
-) -> Executable:
+def resolve(
+    plan_class: type[Plan],
+    samples: Sequence[Sample | None],
+    options: tuple[Any, ...],
+    wanted: frozenset[str] | None = None,
+) -> tuple[Problem, Backend]:
+    """The problem that samples in table order pose, and the backend for it, after all checks that need no data."""
     operation = plan_class.operation
     check_target(plan_class.target)
-    given = given_inputs(operation, inputs)
-    problem = validate(
-        operation,
-        [Sample.of(given.get(operand.name)) for operand in operation.operands],
-        {
-            option.name: option.normalize(operation.name, value)
-            for option, value in zip(operation.options, options, strict=True)
-        },
-        plan_class.supported_channels(),
-        wanted,
-    )
-    check_call(operation, operation.inputs, inputs)  # before anything is compiled for a call that cannot run
-    return Executable(problem, select_backend(operation, plan_class.target, problem.device))
+    values = {
+        option.name: option.normalize(operation.name, value)
+        for option, value in zip(operation.options, options, strict=True)
+    }
+    problem = validate(operation, samples, values, channels=plan_class.channels, wanted=wanted)
+    backend = select_backend(operation, plan_class.target, problem.device)
+    reason = backend.can_implement(problem)
+    if reason is not None:
+        raise ValueError(f"{operation.name}: {reason}")
+    return problem, backend
+
+
+def check_workspace(executable: Executable, workspace: object) -> None:
+    """Raise unless ``workspace`` can be the one of a plan."""
+    name = f"{executable.problem.operation.name}: workspace"
+    needed, device = executable.program.workspace_bytes, executable.problem.device
+    if not isinstance(workspace, Tensor):
+        raise OperandTypeError(f"{name} must be a torch.Tensor, got {type(workspace).__qualname__}")
+    if workspace.device != device:
+        raise ValueError(f"{name} must be on {device}, but is on {workspace.device}")
+    if not workspace.is_contiguous() or workspace.nbytes < needed:
+        raise ValueError(f"{name} must hold {needed} contiguous bytes, got {workspace.nbytes}")
+    if workspace.data_ptr() % WORKSPACE_ALIGNMENT:
+        raise ValueError(f"{name} must be {WORKSPACE_ALIGNMENT}-byte aligned, got {workspace.data_ptr():#x}")
 
 
 def call(
@@ -322,7 +378,8 @@ def call(
         return _call_in_graph(plan_class, inputs, current_stream, options, wanted)
     executable = find_executable(plan_class, inputs, options, wanted)
     stream = streams.stream_handle(current_stream, executable.problem.device)
-    return executable.run(executable.allocate(inputs, stream), stream, foreign=inputs)
+    operands, workspace = executable.allocate(inputs, stream)
+    return executable.run(operands, workspace, stream, foreign=inputs)
 
 
 def _call_in_graph(
@@ -350,6 +407,8 @@ def _call_in_graph(
 
 PlanType = TypeVar("PlanType", bound=Plan)
 Function = TypeVar("Function", bound=Callable[..., Any])
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 
 
 def for_target(plan_class: type[PlanType], target: Target) -> type[PlanType]:
@@ -361,6 +420,7 @@ def for_target(plan_class: type[PlanType], target: Target) -> type[PlanType]:
     extensions = plan_class.operation.extensions if target is SM100 else frozenset()
     members = {
         "target": target,
+        "channels": cudnn_names.CHANNELS[plan_class.operation.name] if target is SM100 else None,
         "__doc__": f"{plan_class.__name__} on {target.name} GPUs alone.\n\n{inspect.getdoc(plan_class)}",
         "__module__": plan_class.__module__,
         "__init__": _without(extensions, plan_class.__init__),
@@ -370,12 +430,11 @@ def for_target(plan_class: type[PlanType], target: Target) -> type[PlanType]:
     return type(name, (plan_class,), members)  # type: ignore[return-value]
 
 
-def function_of(plan_class: type[Plan], name: str) -> Callable[..., Any]:
-    """``plan_class.call`` as a function called ``name``."""
-    method = plan_class.call  # type: ignore[attr-defined]
+def function_of(method: Callable[Parameters, Returned], name: str) -> Callable[Parameters, Returned]:
+    """The ``call`` of a class as a function called ``name``, with its signature."""
 
     @functools.wraps(method)
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         return method(*args, **kwargs)
 
     function.__name__ = function.__qualname__ = name

@@ -17,7 +17,7 @@ import torch
 from cudnn_fused.errors import OperandTypeError
 from cudnn_fused.operands import Operation, bind_extents, negated, transformed
 from cudnn_fused.ops import OPERATIONS
-from cudnn_fused.plan import OPERATORS, PLAN_CLASSES, call, check_gradients, given_inputs
+from cudnn_fused.plan import OPERATORS, PLAN_CLASSES, call, given_inputs, inference_only
 
 Tensor = torch.Tensor
 
@@ -92,7 +92,10 @@ def without_gradients(operation: Operation, operator: Any) -> Callable[..., Any]
     """The operator in front of PyTorch's autograd: refuses what asks for gradients, as a call outside a graph does."""
 
     def run(*arguments: Any) -> Any:
-        check_gradients(operation, operation.inputs, split(operation, arguments)[0])
+        if torch.is_grad_enabled():
+            for operand, tensor in zip(operation.inputs, split(operation, arguments)[0], strict=True):
+                if tensor is not None and tensor.requires_grad:
+                    raise RuntimeError(inference_only(operation, operand))
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 

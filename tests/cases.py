@@ -11,6 +11,7 @@ import cudnn_fused
 from cudnn_fused.operands import BF16, Operand, Operation
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.plan import Plan
+from cudnn_fused.testing.cases import CHANNELS
 
 Operands = dict[str, torch.Tensor]
 
@@ -32,10 +33,9 @@ def operand_of(operation: Operation, name: str) -> Operand:
     return next(operand for operand in operation.operands if operand.name == name)
 
 
-def extents_of(operation: Operation, history: int = 2, having: str = "", **extents: int) -> dict[str, int]:
-    """Values of all names in the shape rules, for the first channels with which the operand ``having`` is there."""
-    only_for = next((operand.only_for for operand in operation.operands if operand.name == having), ())
-    channels = dict(zip(operation.channel_symbols, (only_for or operation.channels)[0], strict=True))
+def extents_of(operation: Operation, history: int = 2, **extents: int) -> dict[str, int]:
+    """Values of all names in the shape rules."""
+    channels = dict(zip(operation.channel_symbols, CHANNELS[operation.name][0], strict=True))
     return {**EXTENTS, **channels, "P": history, **extents}
 
 
@@ -49,24 +49,21 @@ def make_operands(
     *,
     optional: bool = True,
     history: int = 2,
-    having: str = "",
     without: tuple[str, ...] = (),
     **extents: int,
 ) -> Operands:
     """Valid operands, by name: small integers for inputs, NaN for what is written.
 
-    ``history`` is the number of frames in ``previous`` where the operation takes it. Channels are the first with which
-    the operand ``having`` is there.
+    ``history`` is the number of frames in ``previous`` where the operation takes it.
     """
-    values = extents_of(operation, history, having, **extents)
-    channels = tuple(values[symbol] for symbol in operation.channel_symbols)
+    values = extents_of(operation, history, **extents)
     has_previous = optional and history > 0 and "previous" not in without
     if not has_previous:
         values["P"] = 0
     made: Operands = {}
     for operand in operation.operands:
         absent = operand.name in without or (operand.name == "previous" and not has_previous)
-        if absent or (channels not in operand.only_for if operand.only_for else operand.optional and not optional):
+        if absent or (operand.optional and not optional):
             continue
         shape = operand.shape.evaluate(values)
         made[operand.name] = torch.full(shape, torch.nan, dtype=BF16) if operand.written else small_integers(shape)

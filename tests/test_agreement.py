@@ -7,7 +7,7 @@ import torch
 
 from cudnn_fused.operands import BF16
 from cudnn_fused.testing.agreement import Accuracy, ambiguous_pairs, differing, ordered
-from cudnn_fused.testing.cases import BY_NAME, Case, Skip, make_inputs, make_outputs, sample_of
+from cudnn_fused.testing.cases import BY_NAME, CHANNELS, Case, Skip, make_inputs, make_outputs, sample_of
 
 
 def every_bf16(largest: float) -> torch.Tensor:
@@ -96,7 +96,7 @@ def test_accuracy() -> None:
 def test_operands_fit_the_tables(name: str) -> None:
     """Shapes, weights with zero padding, and what a sample of a batch is."""
     operation = BY_NAME[name]
-    case = Case(name, 2, 2, 3, 4, operation.channels[0], skip=Skip.PLAIN, history=1, leading_zero_frames=1)
+    case = Case(name, 2, 2, 3, 4, CHANNELS[operation.name][0], skip=Skip.PLAIN, history=1, leading_zero_frames=1)
     operands = {**make_inputs(case, "cpu", integers=False), **make_outputs(case, "cpu")}
     assert set(operands) == case.present
     for operand in operation.operands:

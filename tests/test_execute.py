@@ -88,7 +88,7 @@ def test_a_plan_keeps_no_sample_alive(operation_name: str) -> None:
 @pytest.mark.parametrize(("operation_name", "name"), ALL_OPERANDS)
 def test_execute_refuses_what_differs_from_its_sample(operation_name: str, name: str) -> None:
     operation = BY_NAME[operation_name]
-    operands = make_operands(operation, having=name)
+    operands = make_operands(operation)
     plan = compiled_plan(operation, operands)
     tensor = operands[name]
     longer = torch.zeros((tensor.shape[0] + 1, *tensor.shape[1:]), dtype=BF16)
@@ -139,7 +139,7 @@ def test_strides_of_extent_one_axes_are_free(operation_name: str) -> None:
 def test_execute_checks_alignment(operation_name: str, name: str) -> None:
     operation = BY_NAME[operation_name]
     alignment = operand_of(operation, name).alignment
-    operands = make_operands(operation, having=name)
+    operands = make_operands(operation)
     plan = compiled_plan(operation, operands)
     for shift in range(0, 16, 2):
         moved = {**operands, name: shifted(operands[name], shift)}
@@ -154,7 +154,7 @@ def test_execute_checks_alignment(operation_name: str, name: str) -> None:
 @pytest.mark.parametrize(("operation_name", "name"), INPUTS)
 def test_gradients_are_refused(operation_name: str, name: str) -> None:
     operation = BY_NAME[operation_name]
-    operands = make_operands(operation, having=name)
+    operands = make_operands(operation)
     plan = compiled_plan(operation, operands)
     learning = {**operands, name: operands[name].clone().requires_grad_()}
     with torch.enable_grad():

@@ -39,8 +39,8 @@ FUNCTIONS = {
 }
 EXTENSIONS = {
     "conv3d_raw": {"leading_zero_frames"},
-    "conv3d_rmsnorm_silu": {"leading_zero_frames", "scratch"},
-    "conv3d_rmsnorm_silu_pad": {"leading_zero_frames", "previous", "scratch"},
+    "conv3d_rmsnorm_silu": {"leading_zero_frames"},
+    "conv3d_rmsnorm_silu_pad": {"leading_zero_frames", "previous"},
     "conv3d_bias_residual_pad": {"leading_zero_frames"},
     "causal_conv3d_with_cache": set(),
     "rmsnorm_silu_pad": set(),
@@ -74,7 +74,7 @@ def test_signatures(operation_name: str) -> None:
     for plan_class, function, mirrored in names_of(operation_name):
         extra = set() if mirrored else EXTENSIONS[operation_name]
         skip = extra | {f"sample_{name}" for name in extra}
-        assert extra - {"scratch"} <= set(inspect.signature(function).parameters)  # type: ignore[arg-type]
+        assert extra <= set(inspect.signature(function).parameters)  # type: ignore[arg-type]
         assert spelled(plan_class, skip) == CONSTRUCTORS[operation_name]
         assert spelled(function, skip) == FUNCTIONS[operation_name]
         executed = " ".join(
@@ -96,7 +96,7 @@ def test_mirrored_names_refuse_the_extensions(operation_name: str) -> None:
 def test_mirrored_names_lack_the_wide_norms() -> None:
     for operation_name in ("conv3d_rmsnorm_silu", "conv3d_rmsnorm_silu_pad"):
         plan_class, function, _ = names_of(operation_name)[2]
-        assert plan_class.supported_channels() == ((160, 160), (160, 320), (320, 320))
+        assert plan_class.channels == ((160, 160), (160, 320), (320, 320))
         operands = inputs_only(
             BY_NAME[operation_name], make_operands(BY_NAME[operation_name], optional=False, Ci=320, Co=640)
         )
@@ -148,5 +148,5 @@ def test_import_needs_neither_gpu_nor_dsl() -> None:
 def test_the_operand_tables_are_fresh() -> None:
     tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     page = (ROOT / "docs" / "api.md").read_text()
-    assert tables["render"](page) == page, "run python docs/tables.py"
+    assert tables["main"](["--check"]) == 0, "run python docs/tables.py"
     assert tables["render"](page.replace("`packed_weight`", "`weight`", 1)) == page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 import cudnn_fused
 from cudnn_fused import plan
-from cudnn_fused.backends import ReferenceBackend
+from cudnn_fused.backends import ReferenceBackend, using
 from cudnn_fused.operands import BF16, Problem
 from cudnn_fused.plan import PLAN_CAPACITY, PLANS
 from cudnn_fused.plan_cache import PlanCache
@@ -19,16 +20,32 @@ from tests.cases import BY_NAME, OPERATION_NAMES, call, compiled_plan, make_oper
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
+def compiled() -> Iterator[list[Problem]]:
     """Every problem that is compiled, in order; nothing is computed."""
-    problems: list[Problem] = []
+    recorder = Recorder()
+    with using(recorder):
+        yield recorder.problems
 
-    def compile(self: ReferenceBackend, problem: Problem) -> Any:
-        problems.append(problem)
-        return lambda operands, stream: None
 
-    monkeypatch.setattr(ReferenceBackend, "compile", compile)
-    return problems
+class Recorder:
+    """A backend that notes what it compiles, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def can_implement(self, problem: Problem) -> str | None:
+        return None
+
+    def compile(self, problem: Problem) -> Any:
+        self.problems.append(problem)
+        return Nothing()
+
+
+class Nothing:
+    workspace_bytes = 0
+
+    def __call__(self, operands: object, workspace: object, stream: int) -> None:
+        pass
 
 
 def norm(width: int, **operands: Any) -> Any:
@@ -113,7 +130,7 @@ def test_save_input_is_in_the_key(compiled: list[Problem]) -> None:
     assert len(compiled) == 2
 
 
-def test_neutral_and_target_names_do_not_share_plans(compiled: list[Problem]) -> None:
+def test_neutral_and_target_names_do_not_share_plans() -> None:
     operation = BY_NAME["conv3d_raw"]
     operands = make_operands(operation)
     call(operation, operands)
@@ -121,14 +138,21 @@ def test_neutral_and_target_names_do_not_share_plans(compiled: list[Problem]) ->
         call(operation, operands, "_wrapper_sm90")
 
 
-def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: ReferenceBackend, problem: Problem) -> Any:
-        raise RuntimeError("no luck")
+def test_backends_do_not_share_plans(compiled: list[Problem]) -> None:
+    norm(1)
+    with using(Recorder()) as other:
+        norm(1)
+    norm(1)
+    assert len(compiled) == len(other.problems) == 1
 
-    with monkeypatch.context() as patched:
-        patched.setattr(ReferenceBackend, "compile", fail)
-        with pytest.raises(RuntimeError, match="no luck"):
-            norm(1)
+
+def test_a_failed_build_leaves_nothing() -> None:
+    class Failing(Recorder):
+        def compile(self, problem: Problem) -> Any:
+            raise RuntimeError("no luck")
+
+    with using(Failing()), pytest.raises(RuntimeError, match="no luck"):
+        norm(1)
     assert len(PLANS) == 0
     norm(1)
     assert len(PLANS) == 1
@@ -140,22 +164,23 @@ def test_a_call_that_cannot_run_compiles_nothing(compiled: list[Problem]) -> Non
     assert compiled == []
 
 
-def test_many_threads_build_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_build_one_plan() -> None:
     threads = 4
     barrier, built = threading.Barrier(threads), []
-    original = ReferenceBackend.compile
 
-    def slow(self: ReferenceBackend, problem: Problem) -> Any:
-        built.append(problem)
-        threading.Event().wait(0.05)
-        return original(self, problem)
+    class Slow(ReferenceBackend):
+        def compile(self, problem: Problem) -> Any:
+            built.append(problem)
+            threading.Event().wait(0.05)
+            return super().compile(problem)
 
-    monkeypatch.setattr(ReferenceBackend, "compile", slow)
+    backend = Slow()
     value = torch.randn(1, 1, 2, 3, 160).to(BF16)
 
     def run(_: int) -> torch.Tensor:
         barrier.wait()
-        return norm(0, input=value).padded_output
+        with using(backend):
+            return norm(0, input=value).padded_output
 
     with ThreadPoolExecutor(threads) as pool:
         results = list(pool.map(run, range(threads)))

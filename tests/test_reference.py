@@ -11,6 +11,7 @@ import torch
 
 import cudnn_fused
 from cudnn_fused.operands import BF16
+from cudnn_fused.testing.cases import CHANNELS
 from cudnn_fused.weights import pack_causal_conv3d_weight, pack_conv3d_weight
 from tests.cases import (
     BY_NAME,
@@ -110,7 +111,7 @@ def random_like(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 # --- operations ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels", BY_NAME["conv3d_raw"].channels)
+@pytest.mark.parametrize("channels", CHANNELS["conv3d_raw"])
 def test_convolution_is_exact_on_integers(channels: tuple[int, int]) -> None:
     inputs, outputs = channels
     input, weight = small_integers((2, 4, 4, 5, inputs)), small_integers((outputs, inputs, 3, 3, 3))
@@ -127,7 +128,7 @@ def test_convolution_rounds_once() -> None:
     assert (error <= ulp / 2 + 1e-5).all()
 
 
-@pytest.mark.parametrize("channels", BY_NAME["conv3d_rmsnorm_silu"].channels)
+@pytest.mark.parametrize("channels", CHANNELS["conv3d_rmsnorm_silu"])
 @pytest.mark.parametrize("residual", ["none", "residual", "residual and bias"])
 def test_convolution_with_norm(channels: tuple[int, int], residual: str) -> None:
     without = {"none": ("residual", "residual_bias", "residual_output"), "residual": ("residual_bias",)}
@@ -168,7 +169,7 @@ def test_standalone_norm(channels: int, history: int, frames: int) -> None:
     assert_matches(result[2], value)
 
 
-@pytest.mark.parametrize("channels", BY_NAME["conv3d_bias_residual_pad"].channels)
+@pytest.mark.parametrize("channels", CHANNELS["conv3d_bias_residual_pad"])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_bias_residual_pad(channels: tuple[int, int], with_bias: bool) -> None:
     operation = BY_NAME["conv3d_bias_residual_pad"]

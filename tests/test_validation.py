@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cudnn_fused import cudnn_names
 from cudnn_fused.operands import BF16, Sample, arrows, validate
 from cudnn_fused.plan import PLANS
+from cudnn_fused.testing.cases import CHANNELS
 from tests.cases import (
     ALL_OPERANDS,
     BY_NAME,
@@ -64,7 +66,7 @@ def test_good_operands_are_accepted(operation_name: str, optional: bool) -> None
 @pytest.mark.parametrize("operation_name", OPERATION_NAMES)
 def test_all_channel_combinations_are_accepted(operation_name: str) -> None:
     operation = BY_NAME[operation_name]
-    for channels in operation.channels:
+    for channels in CHANNELS[operation.name]:
         extents = dict(zip(operation.channel_symbols, channels, strict=True))
         assert make_plan(operation, make_operands(operation, N=1, T=3, H=3, W=3, **extents)).check_support()
 
@@ -72,7 +74,7 @@ def test_all_channel_combinations_are_accepted(operation_name: str) -> None:
 @pytest.mark.parametrize(("operation_name", "name"), ALL_OPERANDS)
 @pytest.mark.parametrize("value", [3, "x", [1.0]])
 def test_not_a_tensor(operation_name: str, name: str, value: object) -> None:
-    operands = make_operands(BY_NAME[operation_name], having=name)
+    operands = make_operands(BY_NAME[operation_name])
     operands[name] = value  # type: ignore[assignment]
     assert_sample_refused(operation_name, name, operands, TypeError, name)
 
@@ -81,25 +83,13 @@ def test_not_a_tensor(operation_name: str, name: str, value: object) -> None:
 def test_operand_missing(operation_name: str, name: str) -> None:
     operation = BY_NAME[operation_name]
     operand = operand_of(operation, name)
-    operands = make_operands(operation, having=name, without=(name, *dependants(operation_name, name)))
-    if operand.only_for:
-        with pytest.raises(ValueError, match=f"{name} is missing with channels 320->640"):
-            make_plan(operation, operands).check_support()
-    elif not operand.optional:
+    operands = make_operands(operation, without=(name, *dependants(operation_name, name)))
+    if not operand.optional:
         assert_sample_refused(
             operation_name, name, operands | {name: None}, TypeError, f"{name} must be a torch.Tensor"
         )
     elif not operand.required_by:
         assert make_plan(operation, operands).check_support()
-
-
-@pytest.mark.parametrize("operation_name", [name for name, operand in ALL_OPERANDS if operand == "scratch"])
-def test_scratch_that_is_not_used(operation_name: str) -> None:
-    operation = BY_NAME[operation_name]
-    operands = make_operands(operation)
-    operands["scratch"] = torch.empty_like(operands["residual"])
-    with pytest.raises(ValueError, match="scratch was given with channels 160->160; it belongs to 320->640, 640->640"):
-        make_plan(operation, operands).check_support()
 
 
 def dependants(operation_name: str, name: str) -> tuple[str, ...]:
@@ -109,14 +99,14 @@ def dependants(operation_name: str, name: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(("operation_name", "name"), ALL_OPERANDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int16])
 def test_wrong_dtype(operation_name: str, name: str, dtype: torch.dtype) -> None:
-    operands = make_operands(BY_NAME[operation_name], having=name)
+    operands = make_operands(BY_NAME[operation_name])
     operands[name] = torch.zeros_like(operands[name], dtype=dtype)
     assert_sample_refused(operation_name, name, operands, TypeError, f"{name} must have dtype torch.bfloat16")
 
 
 @pytest.mark.parametrize(("operation_name", "name"), ALL_OPERANDS)
 def test_wrong_rank(operation_name: str, name: str) -> None:
-    operands = make_operands(BY_NAME[operation_name], having=name)
+    operands = make_operands(BY_NAME[operation_name])
     operands[name] = operands[name][None]
     assert_sample_refused(operation_name, name, operands, ValueError, f"{name} must have . dimensions")
 
@@ -127,7 +117,7 @@ def test_wrong_shape(operation_name: str, name: str) -> None:
     operation = BY_NAME[operation_name]
     operand = operand_of(operation, name)
     for axis, term in enumerate(operand.shape.terms):
-        operands = make_operands(operation, having=name)
+        operands = make_operands(operation)
         shape = list(operands[name].shape)
         shape[axis] += 1
         operands[name] = small_integers(tuple(shape))
@@ -140,13 +130,29 @@ def test_wrong_shape(operation_name: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("operation_name", OPERATION_NAMES)
-def test_unsupported_channels_list_the_supported(operation_name: str) -> None:
+def test_channels_that_break_the_rule(operation_name: str) -> None:
     operation = BY_NAME[operation_name]
-    extents = dict.fromkeys(operation.channel_symbols, 128)
-    listed = ", ".join(map(arrows, operation.channels))
-    assert_refused(
-        operation_name, make_operands(operation, **extents), ValueError, f"not supported; supported are {listed}"
-    )
+    operands = make_operands(operation, **dict.fromkeys(operation.channel_symbols, 100))
+    rule = "12->160" if operation.channels.exactly else "multiples of 8"
+    assert_refused(operation_name, operands, ValueError, f"not supported; supported are {rule}")
+
+
+@pytest.mark.parametrize("operation_name", [name for name in OPERATION_NAMES if name != "causal_conv3d_with_cache"])
+def test_the_reference_takes_all_channels_of_the_rule(operation_name: str) -> None:
+    operation = BY_NAME[operation_name]
+    operands = make_operands(operation, N=1, T=3, H=3, W=3, **dict.fromkeys(operation.channel_symbols, 48))
+    assert make_plan(operation, operands).check_support()
+    call(operation, operands)
+
+
+@pytest.mark.parametrize("operation_name", OPERATION_NAMES)
+def test_mirrored_names_list_the_channels_of_their_api(operation_name: str) -> None:
+    operation = BY_NAME[operation_name]
+    odd = make_operands(operation, without=tuple(operation.extensions), **dict.fromkeys(operation.channel_symbols, 48))
+    listed = ", ".join(map(arrows, cudnn_names.CHANNELS[operation_name]))
+    for run in (make_plan(operation, odd, "Sm100").check_support, lambda: call(operation, odd, "_wrapper_sm100")):
+        with pytest.raises(ValueError, match=f"not supported; supported are {listed}"):
+            run()
 
 
 @pytest.mark.parametrize("operation_name", OPERATION_NAMES)
@@ -163,7 +169,7 @@ def test_extents_below_the_minimum(operation_name: str, axis: str) -> None:
 
 @pytest.mark.parametrize(("operation_name", "name"), CONTIGUOUS)
 def test_not_contiguous(operation_name: str, name: str) -> None:
-    operands = make_operands(BY_NAME[operation_name], having=name)
+    operands = make_operands(BY_NAME[operation_name])
     wide = torch.zeros((*operands[name].shape[:-1], 2 * operands[name].shape[-1]), dtype=BF16)
     operands[name] = wide[..., ::2]
     assert_sample_refused(operation_name, name, operands, ValueError, f"{name} must be contiguous")
@@ -196,7 +202,7 @@ def test_alignment(operation_name: str, name: str) -> None:
     operation = BY_NAME[operation_name]
     operand = operand_of(operation, name)
     for shift in range(0, 16, 2):
-        operands = make_operands(operation, having=name, N=1, T=3, H=3, W=3)
+        operands = make_operands(operation, N=1, T=3, H=3, W=3)
         operands[name] = shifted(operands[name], shift)
         if shift % operand.alignment:
             assert_sample_refused(
@@ -216,7 +222,7 @@ def shifted(tensor: torch.Tensor, offset: int) -> torch.Tensor:
 @pytest.mark.parametrize(("operation_name", "name"), ALL_OPERANDS)
 def test_meta_and_fake_tensors(operation_name: str, name: str) -> None:
     operation = BY_NAME[operation_name]
-    operands = make_operands(operation, having=name)
+    operands = make_operands(operation)
     on_meta = {**operands, name: operands[name].to("meta")}
     assert_sample_refused(operation_name, name, on_meta, ValueError, f"{name} must hold data")
     fake = {**operands, name: FakeTensorMode().from_tensor(operands[name])}
@@ -231,7 +237,7 @@ def test_meta_and_fake_tensors(operation_name: str, name: str) -> None:
 
 @pytest.mark.parametrize(("operation_name", "name"), ALL_OPERANDS)
 def test_other_kinds_of_tensor(operation_name: str, name: str) -> None:
-    operands = make_operands(BY_NAME[operation_name], having=name)
+    operands = make_operands(BY_NAME[operation_name])
     negated = {**operands, name: torch._neg_view(operands[name])}
     assert_sample_refused(operation_name, name, negated, ValueError, f"{name} is a lazily negated view")
     plan = compiled_plan(BY_NAME[operation_name], operands)
@@ -256,12 +262,12 @@ def test_operands_on_two_devices(operation_name: str) -> None:
     """There may be one device here, so the facts of a tensor on another are made up."""
     operation = BY_NAME[operation_name]
     for index, operand in enumerate(operation.operands[1:], start=1):
-        operands = make_operands(operation, having=operand.name)
+        operands = make_operands(operation)
         samples = [Sample.of(operands.get(each.name)) for each in operation.operands]
         facts = samples[index].signature
         samples[index] = replace(samples[index], signature=(*facts[:3], torch.device("cuda", 1)))
         with pytest.raises(ValueError, match=f"{operand.name} must be on cpu, where input is, but is on cuda:1"):
-            validate(operation, samples, {option.name: 0 for option in operation.options}, operation.channels)
+            validate(operation, samples, {option.name: 0 for option in operation.options})
 
 
 # --- combinations of operands and options --------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from cudnn_fused import plan
 from cudnn_fused.kernels.epilogue import stores
 from cudnn_fused.kernels.lowering import CausalConvolution, Computation
-from cudnn_fused.operands import Operand, Operation, Role, Shape
+from cudnn_fused.operands import ChannelRule, Operand, Operation, Role, Shape
 from cudnn_fused.targets import SM90, SM100
 from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_ROW
 
@@ -52,7 +52,7 @@ CAUSAL_CONV3D_WITH_CACHE = Operation(
     ),
     returns=("output", "cache_output"),
     channel_symbols=("Ci", "Co"),
-    channels=(CAUSAL_CHANNELS,),
+    channels=ChannelRule(exactly=CAUSAL_CHANNELS),
     minimum=1,
 )
 
@@ -127,10 +127,10 @@ class CausalConv3dWithCache(plan.Plan):
 CausalConv3dWithCacheSm90 = plan.for_target(CausalConv3dWithCache, SM90)
 CausalConv3dWithCacheSm100 = plan.for_target(CausalConv3dWithCache, SM100)
 
-causal_conv3d_with_cache = plan.function_of(CausalConv3dWithCache, "causal_conv3d_with_cache")
+causal_conv3d_with_cache = plan.function_of(CausalConv3dWithCache.call, "causal_conv3d_with_cache")
 causal_conv3d_with_cache_wrapper_sm90 = plan.function_of(
-    CausalConv3dWithCacheSm90, "causal_conv3d_with_cache_wrapper_sm90"
+    CausalConv3dWithCacheSm90.call, "causal_conv3d_with_cache_wrapper_sm90"
 )
 causal_conv3d_with_cache_wrapper_sm100 = plan.function_of(
-    CausalConv3dWithCacheSm100, "causal_conv3d_with_cache_wrapper_sm100"
+    CausalConv3dWithCacheSm100.call, "causal_conv3d_with_cache_wrapper_sm100"
 )

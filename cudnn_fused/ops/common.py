@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from cudnn_fused.kernels.epilogue import steps
-from cudnn_fused.operands import HISTORY_FRAMES, Operand, Option, Role, Shape
+from cudnn_fused.operands import HISTORY_FRAMES, ChannelRule, Operand, Option, Role, Shape
 
 NORM_STEPS = (steps.Bias(), steps.Residual(), steps.Save(), steps.RmsNorm(), steps.Silu())
 
 VALID_CONV_MINIMUM = 3  # a 3x3x3 window without padding
 
-NORM_PAIRS = ((160, 160), (160, 320), (320, 320))
-# A row of 640 channels is more than one CTA's accumulators hold: a norm behind these runs as a second kernel.
-WIDE_PAIRS = ((320, 640), (640, 640))
-CONV_PAIRS = (*NORM_PAIRS, *WIDE_PAIRS)
+CHANNELS = ChannelRule(multiple=8)  # a pixel is a whole number of 16-byte units
 
 CONV_INPUT = Operand("input", Shape("N, T, H, W, Ci"), meaning="activations with their padding, NTHWC")
 PACKED_WEIGHT = Operand(
@@ -38,16 +35,6 @@ CONV_RESIDUAL_OUTPUT = Operand(
     requires="residual",
     required_by="residual",
     meaning="the sum before the normalization",
-)
-
-SCRATCH = Operand(
-    "scratch",
-    _CONV_OUTPUT,
-    Role.SCRATCH,
-    optional=True,
-    only_for=WIDE_PAIRS,
-    extension=True,
-    meaning="the bare convolution; its contents afterwards are not part of the contract",
 )
 
 HISTORY = Option(

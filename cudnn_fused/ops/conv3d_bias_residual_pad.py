@@ -30,7 +30,7 @@ CONV3D_BIAS_RESIDUAL_PAD = Operation(
     ),
     returns=("padded_output",),
     channel_symbols=("Ci", "Co"),
-    channels=common.CONV_PAIRS,
+    channels=common.CHANNELS,
     minimum=common.VALID_CONV_MINIMUM,
     options=(common.LEADING_ZEROS,),
 )
@@ -114,10 +114,10 @@ class Conv3dBiasResidualPad(plan.Plan):
 Conv3dBiasResidualPadSm90 = plan.for_target(Conv3dBiasResidualPad, SM90)
 Conv3dBiasResidualPadSm100 = plan.for_target(Conv3dBiasResidualPad, SM100)
 
-conv3d_bias_residual_pad = plan.function_of(Conv3dBiasResidualPad, "conv3d_bias_residual_pad")
+conv3d_bias_residual_pad = plan.function_of(Conv3dBiasResidualPad.call, "conv3d_bias_residual_pad")
 conv3d_bias_residual_pad_wrapper_sm90 = plan.function_of(
-    Conv3dBiasResidualPadSm90, "conv3d_bias_residual_pad_wrapper_sm90"
+    Conv3dBiasResidualPadSm90.call, "conv3d_bias_residual_pad_wrapper_sm90"
 )
 conv3d_bias_residual_pad_wrapper_sm100 = plan.function_of(
-    Conv3dBiasResidualPadSm100, "conv3d_bias_residual_pad_wrapper_sm100"
+    Conv3dBiasResidualPadSm100.call, "conv3d_bias_residual_pad_wrapper_sm100"
 )

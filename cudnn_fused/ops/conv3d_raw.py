@@ -18,7 +18,7 @@ CONV3D_RAW = Operation(
     operands=(common.CONV_INPUT, common.PACKED_WEIGHT, common.CONV_OUTPUT),
     returns=("output",),
     channel_symbols=("Ci", "Co"),
-    channels=common.CONV_PAIRS,
+    channels=common.CHANNELS,
     minimum=common.VALID_CONV_MINIMUM,
     options=(common.LEADING_ZEROS,),
 )
@@ -78,6 +78,6 @@ class Conv3dRaw(plan.Plan):
 Conv3dRawSm90 = plan.for_target(Conv3dRaw, SM90)
 Conv3dRawSm100 = plan.for_target(Conv3dRaw, SM100)
 
-conv3d_raw = plan.function_of(Conv3dRaw, "conv3d_raw")
-conv3d_raw_wrapper_sm90 = plan.function_of(Conv3dRawSm90, "conv3d_raw_wrapper_sm90")
-conv3d_raw_wrapper_sm100 = plan.function_of(Conv3dRawSm100, "conv3d_raw_wrapper_sm100")
+conv3d_raw = plan.function_of(Conv3dRaw.call, "conv3d_raw")
+conv3d_raw_wrapper_sm90 = plan.function_of(Conv3dRawSm90.call, "conv3d_raw_wrapper_sm90")
+conv3d_raw_wrapper_sm100 = plan.function_of(Conv3dRawSm100.call, "conv3d_raw_wrapper_sm100")

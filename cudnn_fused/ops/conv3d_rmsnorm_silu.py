@@ -26,22 +26,17 @@ CONV3D_RMSNORM_SILU = Operation(
         replace(common.CONV_RESIDUAL, optional=True),
         common.RESIDUAL_BIAS,
         common.CONV_RESIDUAL_OUTPUT,
-        common.SCRATCH,
     ),
     returns=("output", "residual_output"),
     channel_symbols=("Ci", "Co"),
-    channels=common.CONV_PAIRS,
-    extension_channels=common.WIDE_PAIRS,
+    channels=common.CHANNELS,
     minimum=common.VALID_CONV_MINIMUM,
     options=(common.LEADING_ZEROS,),
 )
 
 
 class Conv3dRmsNormSilu(plan.Plan):
-    """Convolution and post-operations on preallocated tensors; operands as in :func:`conv3d_rmsnorm_silu`.
-
-    With 640 output channels ``scratch``, BF16 ``[N, T-2, H-2, W-2, Co]``, is needed too.
-    """
+    """Convolution and post-operations on preallocated tensors; operands as in :func:`conv3d_rmsnorm_silu`."""
 
     operation = CONV3D_RMSNORM_SILU
 
@@ -56,7 +51,6 @@ class Conv3dRmsNormSilu(plan.Plan):
         sample_residual_bias: torch.Tensor | None = None,
         sample_residual_output: torch.Tensor | None = None,
         *,
-        sample_scratch: torch.Tensor | None = None,
         leading_zero_frames: int = 0,
     ) -> None:
         super().__init__(
@@ -69,7 +63,6 @@ class Conv3dRmsNormSilu(plan.Plan):
                 sample_residual,
                 sample_residual_bias,
                 sample_residual_output,
-                sample_scratch,
             ),
             leading_zero_frames=leading_zero_frames,
         )
@@ -85,12 +78,10 @@ class Conv3dRmsNormSilu(plan.Plan):
         residual_bias: torch.Tensor | None = None,
         residual_output: torch.Tensor | None = None,
         current_stream: object = None,
-        *,
-        scratch: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Fill and return ``(output, residual_output)``."""
         return self._execute(
-            (input, packed_weight, bias, gamma, output, residual, residual_bias, residual_output, scratch),
+            (input, packed_weight, bias, gamma, output, residual, residual_bias, residual_output),
             current_stream,
         )
 
@@ -133,6 +124,6 @@ class Conv3dRmsNormSilu(plan.Plan):
 Conv3dRmsNormSiluSm90 = plan.for_target(Conv3dRmsNormSilu, SM90)
 Conv3dRmsNormSiluSm100 = plan.for_target(Conv3dRmsNormSilu, SM100)
 
-conv3d_rmsnorm_silu = plan.function_of(Conv3dRmsNormSilu, "conv3d_rmsnorm_silu")
-conv3d_rmsnorm_silu_wrapper_sm90 = plan.function_of(Conv3dRmsNormSiluSm90, "conv3d_rmsnorm_silu_wrapper_sm90")
-conv3d_rmsnorm_silu_wrapper_sm100 = plan.function_of(Conv3dRmsNormSiluSm100, "conv3d_rmsnorm_silu_wrapper_sm100")
+conv3d_rmsnorm_silu = plan.function_of(Conv3dRmsNormSilu.call, "conv3d_rmsnorm_silu")
+conv3d_rmsnorm_silu_wrapper_sm90 = plan.function_of(Conv3dRmsNormSiluSm90.call, "conv3d_rmsnorm_silu_wrapper_sm90")
+conv3d_rmsnorm_silu_wrapper_sm100 = plan.function_of(Conv3dRmsNormSiluSm100.call, "conv3d_rmsnorm_silu_wrapper_sm100")

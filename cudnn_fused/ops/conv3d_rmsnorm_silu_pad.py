@@ -44,12 +44,10 @@ CONV3D_RMSNORM_SILU_PAD = Operation(
             extension=True,
             meaning="the cache of the previous chunk, one or two activated frames; copied into both outputs",
         ),
-        common.SCRATCH,
     ),
     returns=("padded_output", "cache_output", "residual_output"),
     channel_symbols=("Ci", "Co"),
-    channels=common.CONV_PAIRS,
-    extension_channels=common.WIDE_PAIRS,
+    channels=common.CHANNELS,
     minimum=common.VALID_CONV_MINIMUM,
     options=(common.HISTORY, common.LEADING_ZEROS),
 )
@@ -60,7 +58,6 @@ class Conv3dRmsNormSiluPad(plan.Plan):
 
     With ``history_frames`` the caller fills the history: the interiors of that many leading planes of
     ``padded_output``, and the older frames of ``cache_output``, are left untouched. With ``previous`` they are written.
-    With 640 output channels ``scratch``, BF16 ``[N, T-2, H-2, W-2, Co]``, is needed too.
     """
 
     operation = CONV3D_RMSNORM_SILU_PAD
@@ -79,7 +76,6 @@ class Conv3dRmsNormSiluPad(plan.Plan):
         sample_residual_output: torch.Tensor | None = None,
         *,
         sample_previous: torch.Tensor | None = None,
-        sample_scratch: torch.Tensor | None = None,
         leading_zero_frames: int = 0,
     ) -> None:
         super().__init__(
@@ -94,7 +90,6 @@ class Conv3dRmsNormSiluPad(plan.Plan):
                 sample_residual_bias,
                 sample_residual_output,
                 sample_previous,
-                sample_scratch,
             ),
             history_frames=history_frames,
             leading_zero_frames=leading_zero_frames,
@@ -114,7 +109,6 @@ class Conv3dRmsNormSiluPad(plan.Plan):
         current_stream: object = None,
         *,
         previous: torch.Tensor | None = None,
-        scratch: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Fill and return ``(padded_output, cache_output, residual_output)``."""
         return self._execute(
@@ -129,7 +123,6 @@ class Conv3dRmsNormSiluPad(plan.Plan):
                 residual_bias,
                 residual_output,
                 previous,
-                scratch,
             ),
             current_stream,
         )
@@ -179,10 +172,10 @@ class Conv3dRmsNormSiluPad(plan.Plan):
 Conv3dRmsNormSiluPadSm90 = plan.for_target(Conv3dRmsNormSiluPad, SM90)
 Conv3dRmsNormSiluPadSm100 = plan.for_target(Conv3dRmsNormSiluPad, SM100)
 
-conv3d_rmsnorm_silu_pad = plan.function_of(Conv3dRmsNormSiluPad, "conv3d_rmsnorm_silu_pad")
+conv3d_rmsnorm_silu_pad = plan.function_of(Conv3dRmsNormSiluPad.call, "conv3d_rmsnorm_silu_pad")
 conv3d_rmsnorm_silu_pad_wrapper_sm90 = plan.function_of(
-    Conv3dRmsNormSiluPadSm90, "conv3d_rmsnorm_silu_pad_wrapper_sm90"
+    Conv3dRmsNormSiluPadSm90.call, "conv3d_rmsnorm_silu_pad_wrapper_sm90"
 )
 conv3d_rmsnorm_silu_pad_wrapper_sm100 = plan.function_of(
-    Conv3dRmsNormSiluPadSm100, "conv3d_rmsnorm_silu_pad_wrapper_sm100"
+    Conv3dRmsNormSiluPadSm100.call, "conv3d_rmsnorm_silu_pad_wrapper_sm100"
 )

@@ -52,7 +52,7 @@ RMSNORM_SILU_PAD = Operation(
     ),
     returns=("padded_output", "cache_output", "residual_output"),
     channel_symbols=("C",),
-    channels=((160,), (320,), (640,)),
+    channels=common.CHANNELS,
     minimum=1,
 )
 
@@ -162,6 +162,6 @@ class RmsNormSiluPad(plan.Plan):
 RmsNormSiluPadSm90 = plan.for_target(RmsNormSiluPad, SM90)
 RmsNormSiluPadSm100 = plan.for_target(RmsNormSiluPad, SM100)
 
-rmsnorm_silu_pad = plan.function_of(RmsNormSiluPad, "rmsnorm_silu_pad")
-rmsnorm_silu_pad_wrapper_sm90 = plan.function_of(RmsNormSiluPadSm90, "rmsnorm_silu_pad_wrapper_sm90")
-rmsnorm_silu_pad_wrapper_sm100 = plan.function_of(RmsNormSiluPadSm100, "rmsnorm_silu_pad_wrapper_sm100")
+rmsnorm_silu_pad = plan.function_of(RmsNormSiluPad.call, "rmsnorm_silu_pad")
+rmsnorm_silu_pad_wrapper_sm90 = plan.function_of(RmsNormSiluPadSm90.call, "rmsnorm_silu_pad_wrapper_sm90")
+rmsnorm_silu_pad_wrapper_sm100 = plan.function_of(RmsNormSiluPadSm100.call, "rmsnorm_silu_pad_wrapper_sm100")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cudnn_fused.selfcheck.cases import (
     BY_NAME,
+    CHANNELS,
     TAPS,
     Case,
     Operands,
@@ -21,6 +22,7 @@ from cudnn_fused.selfcheck.cases import (
 
 __all__ = [
     "BY_NAME",
+    "CHANNELS",
     "TAPS",
     "Case",
     "Operands",

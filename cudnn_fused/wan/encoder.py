@@ -28,7 +28,6 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import (
 from torch import Tensor, nn
 
 import cudnn_fused
-from cudnn_fused.ops.conv3d_rmsnorm_silu_pad import CONV3D_RMSNORM_SILU_PAD
 from cudnn_fused.wan.fp32_convolutions import Fp32Convolutions
 from cudnn_fused.wan.packing import PackedParameters, as_vector, as_weight
 from cudnn_fused.wan.support import Structure
@@ -235,11 +234,6 @@ class FusedWanEncoder(WanEncoder3d):
     def _convolve(self, conv: WanCausalConv3d, flow: Flow, norm: WanRMS_norm, history: History) -> None:
         """``conv`` of ``flow.padded`` plus the skip, then ``norm`` and SiLU."""
         weight, zeros = self._weight(conv), flow.padded.leading_zero_frames
-        if (conv.in_channels, conv.out_channels) not in CONV3D_RMSNORM_SILU_PAD.channels:
-            raw = cudnn_fused.conv3d_raw(flow.padded.frames, weight, leading_zero_frames=zeros)
-            flow.padded = None
-            self._normalize(raw, flow, norm, history, conv.bias)
-            return
         previous = history.previous()
         frames, cache, value = cudnn_fused.conv3d_rmsnorm_silu_pad(
             flow.padded.frames,

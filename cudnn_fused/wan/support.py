@@ -10,6 +10,7 @@ from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanEncoder3d
 from torch import nn
 
+from cudnn_fused.cudnn_names import CHANNELS
 from cudnn_fused.operands import Operation
 from cudnn_fused.ops.causal_conv3d_with_cache import CAUSAL_CONV3D_WITH_CACHE
 from cudnn_fused.ops.conv3d_raw import CONV3D_RAW
@@ -165,8 +166,8 @@ def _check_parameter(name: str, parameter: nn.Parameter | None, like: nn.Paramet
 
 def _check_channels(name: str, conv: nn.Conv3d, operation: Operation) -> None:
     channels = (conv.in_channels, conv.out_channels)
-    if channels not in operation.channels:
-        supported = ", ".join(f"{inputs}->{outputs}" for inputs, outputs in operation.channels)
+    if channels not in CHANNELS[operation.name]:
+        supported = ", ".join(f"{inputs}->{outputs}" for inputs, outputs in CHANNELS[operation.name])
         raise ValueError(
             f"fuse_encoder: {name} has channels {channels[0]}->{channels[1]}; {operation.name} supports {supported}"
         )

@@ -23,7 +23,7 @@ import torch
 
 from cudnn_fused.backends import REFERENCE, select_backend
 from cudnn_fused.testing.agreement import against_reference
-from cudnn_fused.testing.cases import BY_NAME, Case, Skip, make_inputs, make_outputs, make_plan
+from cudnn_fused.testing.cases import BY_NAME, CHANNELS, Case, Skip, make_inputs, make_outputs, make_plan
 from tests.gpu.harness import ROOT, TYPICAL
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
@@ -38,7 +38,7 @@ def cases(variants: Sequence[str]) -> Iterator[Case]:
         operation, typical = BY_NAME[name], TYPICAL[name]
         optional = {operand.name for operand in operation.operands if operand.optional}
         plain = Case(name, 1, 1, 1, 1, typical.channels, skip=Skip.NONE if "residual" in optional else typical.skip)
-        for case in dict.fromkeys((typical, plain, replace(plain, channels=operation.channels[-1]))):
+        for case in dict.fromkeys((typical, plain, replace(plain, channels=CHANNELS[operation.name][-1]))):
             for extents in EXTENTS:
                 yield case.at(*extents)
 

@@ -12,7 +12,7 @@ from cudnn_fused import reference
 from cudnn_fused.backends import REFERENCE, select_backend
 from cudnn_fused.kernels.lowering import convolve
 from cudnn_fused.ops import OPERATIONS
-from cudnn_fused.testing.cases import BY_NAME, Case, Skip, make_inputs, make_outputs, make_plan, run_reference
+from cudnn_fused.testing.cases import BY_NAME, CHANNELS, Case, Skip, make_inputs, make_outputs, make_plan, run_reference
 from cudnn_fused.weights import unpack_conv3d_weight
 from cudnn_fused.window import DENSE_3X3X3
 from tests.cases import assert_same_bits
@@ -29,7 +29,7 @@ ACCURATE_PIXELS = 40  # with fewer, the largest of PyTorch's own errors is a mat
 def combinations(all_channels: bool) -> Iterator[Case]:
     """Cases with extents of 1, every pair of settings of an operation in at least one of them."""
     for name, operation in BY_NAME.items():
-        settings: dict[str, tuple[object, ...]] = {"channels": operation.channels[: None if all_channels else 1]}
+        settings: dict[str, tuple[object, ...]] = {"channels": CHANNELS[operation.name][: None if all_channels else 1]}
         operands = {operand.name: operand for operand in operation.operands}
         if "residual" in operands:
             settings["skip"] = tuple(Skip) if operands["residual"].optional else (Skip.PLAIN, Skip.BIASED)
@@ -97,7 +97,8 @@ def test_equals_the_reference(device: torch.device, case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "channels"), [(name, channels) for name, operation in BY_NAME.items() for channels in operation.channels]
+    ("name", "channels"),
+    [(name, channels) for name, operation in BY_NAME.items() for channels in CHANNELS[operation.name]],
 )
 def test_integers_are_exact(device: torch.device, name: str, channels: tuple[int, ...]) -> None:
     """What the comparison bit for bit stands on: FP32 sums of the integer operands do not round.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cudnn_fused.testing.cases import BY_NAME, Case, Skip
+from cudnn_fused.testing.cases import BY_NAME, CHANNELS, Case, Skip
 from tests.gpu.harness import pairwise
 from tests.kernels.emulated import SCHEDULES
 
@@ -25,7 +25,7 @@ def settings(variant: str, *, leading_zeros: bool) -> dict[str, Sequence[Any]]:
     operation = BY_NAME[variant]
     operands = {operand.name: operand for operand in operation.operands}
     options = {option.name for option in operation.options}
-    chosen: dict[str, Sequence[Any]] = {"channels": operation.channels}
+    chosen: dict[str, Sequence[Any]] = {"channels": CHANNELS[operation.name]}
     if "residual" in operands:
         chosen["skip"] = tuple(Skip) if operands["residual"].optional else (Skip.PLAIN, Skip.BIASED)
     if "previous" in operands:

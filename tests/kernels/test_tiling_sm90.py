@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cudnn_fused.cudnn_names import CONV_PAIRS, NORM_PAIRS
 from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
 from cudnn_fused.kernels.conv.sm90 import Conv3dSm90
 from cudnn_fused.kernels.conv.spec import SWIZZLE_ROWS, Conv3dSpec
@@ -13,7 +14,7 @@ from cudnn_fused.kernels.conv.tile_sm90 import MAX_BOX_ROWS, TILES, Sm90Tiling, 
 from cudnn_fused.kernels.epilogue.declaration import Epilogue
 from cudnn_fused.kernels.epilogue.stores import Padded
 from cudnn_fused.kernels.occupancy import expected_clusters
-from cudnn_fused.ops.common import CONV_PAIRS, NORM_PAIRS, NORM_STEPS
+from cudnn_fused.ops.common import NORM_STEPS
 
 TILING = Sm90Tiling()
 H200 = expected_clusters(132)

@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from cudnn_fused.kernels.launching import Kernels, Machine
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm
 
-from cudnn_fused import plan
-from cudnn_fused.backends import Launch, ReferenceBackend
+from cudnn_fused.backends import Program, ReferenceBackend, using
 from cudnn_fused.kernels import sm90, sm100
-from cudnn_fused.operands import Operation, Problem
+from cudnn_fused.operands import Problem
 from cudnn_fused.testing.agreement import differing
 from cudnn_fused.wan import fuse_encoder
 from ptxemu import emulate
@@ -54,36 +52,45 @@ class Call:
         return self.problem.operation.name
 
 
+@dataclass(frozen=True)
+class EmulatedProgram:
+    run: Callable[[Sequence[torch.Tensor | None], torch.Tensor | None, int], None]
+    workspace_bytes: int
+
+    def __call__(self, operands: Sequence[torch.Tensor | None], workspace: torch.Tensor | None, stream: int) -> None:
+        self.run(operands, workspace, stream)
+
+
 class EmulatedBackend:
     """Kernels in the emulator, and after every call of them the reference on the same operands."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: GpuBackend) -> None:
         self.kernels = kernels
         self.calls: list[Call] = []
 
-    def supports(self, operation: Operation) -> bool:
-        return self.kernels.supports(operation)
+    def can_implement(self, problem: Problem) -> str | None:
+        return self.kernels.can_implement(problem)
 
-    def compile(self, problem: Problem) -> Launch:
+    def compile(self, problem: Problem) -> Program:
         with emulate():
-            launch = self.kernels.compile(problem)
+            program = self.kernels.compile(problem)
         launch_reference = ReferenceBackend().compile(problem)
         operation = problem.operation
         names = [operand.name for operand in operation.operands]
 
-        def run(operands: Sequence[torch.Tensor | None], stream: int) -> None:
+        def run(operands: Sequence[torch.Tensor | None], workspace: torch.Tensor | None, stream: int) -> None:
             results = {name: tensor for name, tensor in zip(names, operands, strict=True) if name in operation.returns}
             results = {name: tensor.fill_(torch.nan) for name, tensor in results.items() if tensor is not None}
             expected = {name: tensor.clone() for name, tensor in results.items()}
-            memory = [tensor for tensor in operands if tensor is not None]
+            memory = [tensor for tensor in (*operands, workspace) if tensor is not None]
             with emulate(memory=memory, schedule="random", seed=len(self.calls), tensor_fences=True) as emulation:
-                launch(operands, stream)
-            launch_reference([expected.get(*named) for named in zip(names, operands, strict=True)], stream)
+                program(operands, workspace, stream)
+            launch_reference([expected.get(*named) for named in zip(names, operands, strict=True)], None, stream)
             products = sum(launched.report.counts.macs_issued for launched in emulation.launches)
             faults = [f"{name}: {fault}" for name in results for fault in disagreements(results[name], expected[name])]
             self.calls.append(Call(problem, products, faults))
 
-        return run
+        return EmulatedProgram(run, program.workspace_bytes)
 
 
 def disagreements(result: torch.Tensor, expected: torch.Tensor) -> list[str]:
@@ -99,11 +106,6 @@ def disagreements(result: torch.Tensor, expected: torch.Tensor) -> list[str]:
     return faults
 
 
-def deferred(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """As ``compiled``, but a tile is compiled when it is first launched: those that no shape chooses never are."""
-    return lambda *key, **sizes: lambda *arguments: compiled(*key, **sizes)(*arguments)
-
-
 def count(vae: AutoencoderKLWan, kind: type[torch.nn.Module]) -> int:
     """Modules of a kind in the encoder that work on three dimensions."""
     modules = [module for module in vae.encoder.modules() if isinstance(module, kind)]
@@ -114,18 +116,17 @@ def count(vae: AutoencoderKLWan, kind: type[torch.nn.Module]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "kernels", "arch", "architecture"),
+    ("kernels", "arch", "architecture"),
     [
-        (sm100, sm100.Sm100Kernels, "sm_100a", ONE_BLOCK),  # all channels of production
-        (sm90, sm90.Sm90Kernels, "sm_90a", TWO_STAGES),  # the emulator is slower here, and GPUs run the others
+        (sm100, "sm_100a", ONE_BLOCK),  # all channels of production
+        (sm90, "sm_90a", TWO_STAGES),  # the emulator is slower here, and GPUs run the others
     ],
     ids=["SM100", "SM90"],
 )
 def test_encode_on_emulated_kernels(
     run_model: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
-    kernels: type[Kernels],
+    kernels: Callable[..., GpuBackend],
     arch: str,
     architecture: dict[str, Any],
 ) -> None:
@@ -136,14 +137,9 @@ def test_encode_on_emulated_kernels(
     fuse_encoder(vae)
     on_reference = moments(vae, video)
 
-    backend = EmulatedBackend(kernels(Machine(arch, MULTIPROCESSORS)))
-    monkeypatch.setattr(module, "compiled", deferred(module.compiled))
-    monkeypatch.setattr(plan, "select_backend", lambda *_: backend)
-    plan.PLANS.clear()
-    try:
+    backend = EmulatedBackend(kernels(DeviceSpec(arch, MULTIPROCESSORS), all_tiles=False))
+    with using(backend):
         emulated = moments(vae, video)
-    finally:
-        plan.PLANS.clear()
 
     calls = Counter(call.name for call in backend.calls)
     assert set(calls) == CONVOLUTIONS | NORMS
