@@ -9,9 +9,8 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from cudnn_fused.kernels.launching import Machine
-
 from cudnn_fused.kernels import launching, occupancy
+from cudnn_fused.kernels.compiling import DeviceSpec
 from cudnn_fused.kernels.occupancy import expected_clusters, resident_clusters
 from cudnn_fused.targets import target_of
 
@@ -59,8 +58,8 @@ def test_the_driver_is_asked_about_clusters_of_whole_multiprocessors(size: int) 
 
 
 def test_a_machine_without_a_gpu_expects() -> None:
-    assert Machine("sm_100a", B200).clusters == expected_clusters(B200)
-    assert Machine("sm_100a", B200, "model", {2: 1}).clusters == {2: 1}
+    assert DeviceSpec("sm_100a", B200).clusters == expected_clusters(B200)
+    assert DeviceSpec("sm_100a", B200, "model", {2: 1}).clusters == {2: 1}
 
 
 @pytest.mark.gpu

@@ -18,7 +18,10 @@ from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d, WanRMS_norm
 
 from cudnn_fused.backends import Program, ReferenceBackend, using
-from cudnn_fused.kernels import sm90, sm100
+from cudnn_fused.kernels.compiling import DeviceSpec
+from cudnn_fused.kernels.gpu import GpuBackend
+from cudnn_fused.kernels.sm90 import sm90
+from cudnn_fused.kernels.sm100 import sm100
 from cudnn_fused.operands import Problem
 from cudnn_fused.testing.agreement import differing
 from cudnn_fused.wan import fuse_encoder
