@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
-import tempfile
 from pathlib import Path
 
 DIRECTORY_VARIABLE = "CUDNN_FUSED_CACHE_DIR"
@@ -29,15 +29,17 @@ def directory() -> Path | None:
 def write(file: Path, content: bytes) -> None:
     """Write a file and the directories around it. Readers see the old content or the new, never half of one.
 
+    Who may read is the umask's decision, as for any file of the user: a cache can be filled once for many.
+
     Raises OSError if that is impossible; nothing is left behind then.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    new = file.with_name(f"{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as new:
-            new.write(content)
-        os.replace(name, file)
+        with open(new, "xb") as handle:
+            handle.write(content)
+        os.replace(new, file)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            new.unlink()
         raise

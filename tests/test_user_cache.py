@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,34 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="occupied"):
         user_cache.write(tmp_path / "occupied", b"content")
     assert names(tmp_path) == ["occupied"]
+
+
+@pytest.fixture(params=[0o022, 0o077, 0o002], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.skipif("sys.platform == 'win32'")
+def test_others_may_read_what_the_umask_lets_them(tmp_path: Path, umask: int) -> None:
+    file = tmp_path / "made" / "file"
+    user_cache.write(file, b"content")
+    user_cache.write(file, b"replaced")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o777 & ~umask
+
+
+def test_writers_at_the_same_time_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, replace, written = tmp_path / "file", os.replace, []
+
+    def another_comes_between(new: str, old: Path) -> None:
+        if not written:
+            written.append(new)
+            user_cache.write(file, b"of another")
+        replace(new, old)
+
+    monkeypatch.setattr(os, "replace", another_comes_between)
+    user_cache.write(file, b"content")
+    assert file.read_bytes() == b"content"
+    assert names(tmp_path) == ["file"]

@@ -209,7 +209,7 @@ def _turn(lock: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # there may be no place for it, or no locks on this file system
             lock.parent.mkdir(parents=True, exist_ok=True)
             if fcntl is not None:
-                handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+                handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
                 stack.callback(os.close, handle)
                 if _locked(handle):
                     stack.callback(fcntl.flock, handle, fcntl.LOCK_UN)  # a fork may have copied the handle

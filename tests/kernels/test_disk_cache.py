@@ -40,6 +40,7 @@ ARCH = "sm_90a"
 PARAMETERS = "h: int32, w: int32"  # some of those that a launcher names when it is called without
 IDENTITY = ("some", "identity")
 PROCESSES = 3
+NOBODY = 65534  # a user who is not the one that runs the tests
 PATIENCE = 240  # seconds for processes that import the compiler
 ROOT = Path(__file__).parents[2]
 
@@ -154,6 +155,32 @@ def test_processes_compile_once(cache: Path) -> None:
     assert compiled() == 1
     assert compiled() == 0
     assert entries(cache) == [entry]
+
+
+@contextlib.contextmanager
+def acting_as(user: int) -> Iterator[None]:
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif("not hasattr(os, 'geteuid') or os.geteuid() != 0", reason="only root can become another user")
+def test_another_user_compiles_nothing(monkeypatch: pytest.MonkeyPatch, compilations: list[str]) -> None:
+    """A cache that root filled, as it is built into an image, and that somebody else may read and not write."""
+    umask = os.umask(0o022)
+    try:
+        with tempfile.TemporaryDirectory() as directory:  # the directories of pytest are closed to others
+            os.chmod(directory, 0o755)
+            monkeypatch.setenv(user_cache.DIRECTORY_VARIABLE, directory)
+            pack()
+            assert len(compilations) == 1
+            with acting_as(NOBODY):
+                assert_is_launcher(pack())
+            assert len(compilations) == 1
+    finally:
+        os.umask(umask)
 
 
 def test_who_comes_during_a_compilation_waits(cache: Path) -> None:
