@@ -7,10 +7,9 @@ with the frames that the next chunk needs as history.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import MutableSequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,9 @@ from torch import Tensor, nn
 import cudnn_fused
 from cudnn_fused.ops.conv3d_rmsnorm_silu_pad import CONV3D_RMSNORM_SILU_PAD
 from cudnn_fused.wan.fp32_convolutions import Fp32Convolutions
-from cudnn_fused.wan.packing import PackedParameters, as_vector
+from cudnn_fused.wan.offloading import Onloading
+from cudnn_fused.wan.packing import CAUSAL_CONV3D, CONV3D, VECTOR, Form, PackedParameters
+from cudnn_fused.wan.support import FittingModules
 
 HISTORY_FRAMES = 2  # what a 3x3x3 causal convolution looks back on
 
@@ -54,11 +55,30 @@ class History:
         self._next[0] += 1
 
 
-class Padded(NamedTuple):
-    """The input of a 3x3x3 convolution: ``[N, T+2, H+2, W+2, C]``, of whose first frames some are missing history."""
+class Chunk:
+    """One chunk on its way through the encoder: what the next operation reads, the caches, and where weights are.
 
-    frames: Tensor
-    leading_zero_frames: int
+    Tensors live here and in no local variable while something else runs, so that each is freed as soon as what reads
+    it last is done.
+    """
+
+    padded: Tensor | None = None
+    """The input of the next 3x3x3 convolution: ``[N, T+2, H+2, W+2, C]``."""
+    missing_frames: int = 0
+    """How many of the first frames of ``padded`` are zeros that stand for missing history."""
+    value: Tensor | None = None
+    """What ``padded`` was normalized from, NTHWC, or what is to be normalized next."""
+    value_bias: Tensor | None = None
+    """A bias that ``value`` still lacks."""
+
+    def __init__(self, history: History, onloading: Onloading) -> None:
+        self.history = history
+        self.onloading = onloading
+
+    def take_value(self) -> Tensor:
+        """``value``, which lives on only as long as the caller needs it."""
+        value, self.value, self.value_bias = self.value, None, None
+        return value
 
 
 class FusedWanEncoder(WanEncoder3d):
@@ -71,6 +91,7 @@ class FusedWanEncoder(WanEncoder3d):
     """The methods that run between the fused operations."""
 
     _packed: PackedParameters
+    _fitting: FittingModules
 
     def forward(
         self,
@@ -90,16 +111,18 @@ class FusedWanEncoder(WanEncoder3d):
             BF16 ``[N, 2 * z_dim, T', H', W']``: moments of the latent frames.
 
         Raises:
-            TypeError, ValueError: the chunk does not fit, or caches are missing.
+            TypeError, ValueError: the chunk does not fit, caches are missing, or a module was changed into one that
+                the fused operations do not compute.
             RuntimeError: the call would have to be differentiated.
         """
         if feat_cache is None or feat_idx is None:
             raise ValueError("the fused WAN encoder encodes chunk by chunk: it needs feat_cache and feat_idx")
-        self._check_chunk(x)
-        history = History(feat_cache, feat_idx)
+        onloading = self._fitting.check(self)
+        self._check_chunk(x, onloading)
+        chunk = Chunk(History(feat_cache, feat_idx), onloading)
         convolutions = Fp32Convolutions() if x.device.type == "cpu" else nullcontext()
         with torch.autocast(x.device.type, enabled=False), convolutions:
-            return self._encode_chunk(x, history)
+            return self._encode_chunk(x, chunk)
 
     @property
     def spatial_factor(self) -> int:
@@ -114,17 +137,13 @@ class FusedWanEncoder(WanEncoder3d):
         for name in self.TORCH_PARTS:
             setattr(self, name, torch.compile(getattr(self, name), **options))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        self._packed.clear()  # a move to another device should free the copies too
-        return super()._apply(fn, recurse)
-
-    def _check_chunk(self, x: Tensor) -> None:
+    def _check_chunk(self, x: Tensor, onloading: Onloading) -> None:
         weight = self.conv_in.weight
         if weight.dtype is not torch.bfloat16:
             raise TypeError(f"the fused WAN encoder computes in torch.bfloat16, but its weights are {weight.dtype}")
         if x.dtype is not torch.bfloat16:
             raise TypeError(f"the fused WAN encoder needs torch.bfloat16 video, got {x.dtype}")
-        if x.device != weight.device:
+        if x.device != weight.device and not onloading.concerns(self.conv_in):
             raise ValueError(f"the video is on {x.device}, but the weights of the WAN encoder are on {weight.device}")
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters())):
             raise RuntimeError(
@@ -140,135 +159,152 @@ class FusedWanEncoder(WanEncoder3d):
 
     # --- the chain -------------------------------------------------------------------------------------------------
 
-    def _encode_chunk(self, x: Tensor, history: History) -> Tensor:
-        first = self.down_blocks[0].resnets[0]
-        raw, frames = cudnn_fused.causal_conv3d_with_cache(
-            x, self._packed.get(self.conv_in.weight, cudnn_fused.pack_causal_conv3d_weight), history.previous()
+    def _encode_chunk(self, x: Tensor, chunk: Chunk) -> Tensor:
+        self._begin(x, chunk)
+        average = None
+        for stage in self.down_blocks:
+            with chunk.onloading.inside(stage):
+                self._normalize(chunk, stage.resnets[0].norm1, residual=average, saves_value=True)
+                average = self._average(stage.avg_shortcut, chunk.value)
+                for block, following in pairwise(stage.resnets):
+                    self._residual_block(block, following.norm1, chunk)
+                self._last_residual_block(stage.resnets[-1], chunk)
+                self._reduce(stage.downsampler, chunk)
+
+        with chunk.onloading.inside(self.mid_block):
+            before, after = self.mid_block.resnets
+            self._normalize(chunk, before.norm1, residual=average, saves_value=True)
+            del average
+            self._last_residual_block(before, chunk)
+            chunk.value = self._attend(self.mid_block.attentions[0], _without_padding(chunk.take_value()))
+            self._normalize(chunk, after.norm1, keeps_value=True)
+            self._residual_block(after, self.norm_out, chunk)
+        chunk.value = None
+        weight, bias = self._as_they_are(self.conv_out, chunk)
+        return self._project(chunk.padded, weight, bias)
+
+    def _begin(self, x: Tensor, chunk: Chunk) -> None:
+        """The first convolution, whose bias the normalization behind it adds."""
+        weight, chunk.value_bias = self._operands(self.conv_in, CAUSAL_CONV3D, chunk)
+        # The caller's device, unless the weights are brought to another one, as offloading does to the video, too.
+        chunk.value, frames = cudnn_fused.causal_conv3d_with_cache(
+            x.to(weight.device), weight, chunk.history.previous()
         )
-        history.advance(frames)
-        padded, value = self._normalize(raw, first.norm1, history, bias=self.conv_in.bias, save_input=True)
+        chunk.history.advance(frames)
 
-        openings = [stage.resnets[0].norm1 for stage in self.down_blocks[1:]] + [self.mid_block.resnets[0].norm1]
-        for stage, opening in zip(self.down_blocks, openings, strict=True):
-            average = self._average(stage.avg_shortcut, value)
-            sums = self._residual_blocks(stage.resnets, padded, value, history)
-            reduced = self._reduce(stage.downsampler, sums, history)
-            padded, value = self._normalize(reduced, opening, history, residual=average)
+    def _residual_block(self, block: WanResidualBlock, following: WanRMS_norm, chunk: Chunk) -> None:
+        """``block``, and then the norm and activation behind it."""
+        with chunk.onloading.inside(block):
+            self._open_block(block, chunk)
+            self._convolve(block.conv2, following, chunk, adds_value=True)
 
-        before, after = self.mid_block.resnets
-        sums = self._residual_blocks([before], padded, value, history)
-        value = self._attend(self.mid_block.attentions[0], _without_padding(sums))
-        padded, _ = self._normalize(value, after.norm1, history)
-        padded, skip, skip_bias = self._open_block(after, padded, value, history)
-        padded, _ = self._convolve(after.conv2, padded, self.norm_out, history, skip, skip_bias)
-        return self._project(self.conv_out, padded.frames)
+    def _last_residual_block(self, block: WanResidualBlock, chunk: Chunk) -> None:
+        """A ``block`` behind which no norm stands. The value gets a zero row and column: ``[N, T, H+1, W+1, C]``."""
+        with chunk.onloading.inside(block):
+            self._open_block(block, chunk)
+            weight, bias = self._operands(block.conv2, CONV3D, chunk)
+            chunk.value = cudnn_fused.conv3d_bias_residual_pad(
+                chunk.padded, weight, bias, chunk.value, chunk.value_bias, leading_zero_frames=chunk.missing_frames
+            ).padded_output
+            chunk.padded = chunk.value_bias = None
 
-    def _residual_blocks(
-        self, blocks: Sequence[WanResidualBlock], padded: Padded, value: Tensor, history: History
-    ) -> Tensor:
-        """Run ``blocks`` on ``value``, whose activation is ``padded``.
-
-        Returns:
-            their output behind which a zero row and column stand: ``[N, T, H+1, W+1, C]``.
-        """
-        for block, following in pairwise(blocks):
-            padded, skip, skip_bias = self._open_block(block, padded, value, history)
-            padded, value = self._convolve(block.conv2, padded, following.norm1, history, skip, skip_bias)
-        last = blocks[-1]
-        padded, skip, skip_bias = self._open_block(last, padded, value, history)
-        return cudnn_fused.conv3d_bias_residual_pad(
-            padded.frames,
-            self._weight(last.conv2),
-            self._vector(last.conv2.bias),
-            skip,
-            self._vector(skip_bias),
-            leading_zero_frames=padded.leading_zero_frames,
-        ).padded_output
-
-    def _open_block(
-        self, block: WanResidualBlock, padded: Padded, value: Tensor, history: History
-    ) -> tuple[Padded, Tensor, Tensor | None]:
-        """The first half of a block: its second convolution's input, and the skip with the bias it still lacks."""
-        padded, _ = self._convolve(block.conv1, padded, block.norm2, history)
-        if isinstance(block.conv_shortcut, nn.Identity):
-            return padded, value, None
-        return padded, self._shortcut(block.conv_shortcut, value), block.conv_shortcut.bias
+    def _open_block(self, block: WanResidualBlock, chunk: Chunk) -> None:
+        """The first half of a block: its second convolution's input, and as value the skip."""
+        self._convolve(block.conv1, block.norm2, chunk)
+        if not isinstance(block.conv_shortcut, nn.Identity):
+            weight, bias = self._as_they_are(block.conv_shortcut, chunk)
+            chunk.value = self._shortcut(chunk.value, weight)
+            chunk.value_bias = bias
 
     # --- fused operations ------------------------------------------------------------------------------------------
 
-    def _convolve(
-        self,
-        conv: WanCausalConv3d,
-        padded: Padded,
-        norm: WanRMS_norm,
-        history: History,
-        residual: Tensor | None = None,
-        residual_bias: Tensor | None = None,
-    ) -> tuple[Padded, Tensor | None]:
-        """``conv``, then ``norm`` and SiLU. Returns the next input, and with a residual the sum before ``norm``."""
-        weight, zeros = self._weight(conv), padded.leading_zero_frames
+    def _convolve(self, conv: WanCausalConv3d, norm: WanRMS_norm, chunk: Chunk, adds_value: bool = False) -> None:
+        """``conv``, plus the value if ``adds_value``, which becomes the sum; then ``norm`` and SiLU."""
+        weight, bias = self._operands(conv, CONV3D, chunk)
         if (conv.in_channels, conv.out_channels) not in CONV3D_RMSNORM_SILU_PAD.channels:
-            raw = cudnn_fused.conv3d_raw(padded.frames, weight, leading_zero_frames=zeros)
-            return self._normalize(raw, norm, history, conv.bias, residual, residual_bias)
-        previous = history.previous()
-        frames, cache, value = cudnn_fused.conv3d_rmsnorm_silu_pad(
-            padded.frames,
+            skip, skip_bias = chunk.value, chunk.value_bias
+            chunk.value = cudnn_fused.conv3d_raw(chunk.padded, weight, leading_zero_frames=chunk.missing_frames)
+            chunk.padded, chunk.value_bias = None, bias
+            if adds_value:
+                self._normalize(chunk, norm, skip, skip_bias)
+            else:
+                self._normalize(chunk, norm)
+                chunk.value, chunk.value_bias = skip, skip_bias
+            return
+        history = chunk.history.previous()
+        (gamma,) = self._vectors(norm, chunk)
+        chunk.padded, cache, total = cudnn_fused.conv3d_rmsnorm_silu_pad(
+            chunk.padded,
             weight,
-            self._vector(conv.bias),
-            self._vector(norm.gamma),
-            residual=residual,
-            residual_bias=self._vector(residual_bias),
-            previous=previous,
-            leading_zero_frames=zeros,
+            bias,
+            gamma,
+            residual=chunk.value if adds_value else None,
+            residual_bias=chunk.value_bias if adds_value else None,
+            previous=history,
+            leading_zero_frames=chunk.missing_frames,
         )
-        history.advance(cache)
-        return Padded(frames, _missing_frames(previous)), value
+        chunk.missing_frames = _missing_frames(history)
+        if adds_value:
+            chunk.value, chunk.value_bias = total, None
+        chunk.history.advance(cache)
 
     def _normalize(
         self,
-        x: Tensor,
+        chunk: Chunk,
         norm: WanRMS_norm,
-        history: History,
-        bias: Tensor | None = None,
         residual: Tensor | None = None,
         residual_bias: Tensor | None = None,
-        save_input: bool = False,
-    ) -> tuple[Padded, Tensor | None]:
-        """``norm`` and SiLU of ``x`` plus what it still lacks; returns as :meth:`_convolve` does."""
-        previous = history.previous()
-        frames, cache, value = cudnn_fused.rmsnorm_silu_pad(
-            x,
-            self._vector(norm.gamma),
-            self._vector(bias),
-            previous,
-            residual,
-            self._vector(residual_bias),
-            save_input=save_input,
+        saves_value: bool = False,
+        keeps_value: bool = False,
+    ) -> None:
+        """``norm`` and SiLU of the value plus what it lacks: its bias and the residual.
+
+        The sum becomes the value if there is a residual or ``saves_value``; with ``keeps_value`` it stays as it is.
+        """
+        history = chunk.history.previous()
+        (gamma,) = self._vectors(norm, chunk)
+        chunk.padded, cache, total = cudnn_fused.rmsnorm_silu_pad(
+            chunk.value, gamma, chunk.value_bias, history, residual, residual_bias, save_input=saves_value
         )
-        history.advance(cache)
-        return Padded(frames, _missing_frames(previous)), value
+        chunk.missing_frames = _missing_frames(history)
+        if not keeps_value:
+            chunk.value, chunk.value_bias = total, None
+        chunk.history.advance(cache)
 
-    def _weight(self, conv: WanCausalConv3d) -> Tensor:
-        return self._packed.get(conv.weight, cudnn_fused.pack_conv3d_weight)
+    # --- parameters ------------------------------------------------------------------------------------------------
 
-    def _vector(self, parameter: Tensor | None) -> Tensor | None:
-        return None if parameter is None else self._packed.get(parameter, as_vector)
+    def _operands(self, conv: WanCausalConv3d, form: Form, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """The weight and the bias of a convolution as the operations read them."""
+        with chunk.onloading.inside(conv):
+            return self._packed.get(conv.weight, form), self._packed.get(conv.bias, VECTOR)
+
+    def _vectors(self, module: nn.Module, chunk: Chunk) -> list[Tensor]:
+        """All parameters of ``module``, each of them a vector."""
+        with chunk.onloading.inside(module):
+            return [self._packed.get(parameter, VECTOR) for parameter in module.parameters(recurse=False)]
+
+    def _as_they_are(self, conv: WanCausalConv3d, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """The weight and the bias of a convolution that PyTorch runs; the bias can be read by an operation as well."""
+        with chunk.onloading.inside(conv):
+            return conv.weight.detach(), self._packed.get(conv.bias, VECTOR)
 
     # --- what stays in PyTorch -------------------------------------------------------------------------------------
 
-    def _reduce(self, downsampler: WanResample | None, sums: Tensor, history: History) -> Tensor:
-        """Halve the extents and, in a ``downsample3d``, the frames.
+    def _reduce(self, downsampler: WanResample | None, chunk: Chunk) -> None:
+        """Halve the extents of the value and, in a ``downsample3d``, its frames.
 
         The first chunk has a single frame. Later ones begin with the last frame before them.
         """
         if downsampler is None:
-            return _without_padding(sums)
-        frames = self._downsample(downsampler.resample[1], sums)
+            chunk.value = _without_padding(chunk.take_value())
+            return
+        chunk.value = self._downsample(downsampler.resample[1], chunk.take_value())
         if downsampler.mode != "downsample3d":
-            return frames
-        previous = history.previous()
-        history.advance(frames[:, -1:].clone())
-        return frames if previous is None else self._downsample_time(downsampler.time_conv, previous, frames)
+            return
+        previous = chunk.history.previous()
+        chunk.history.advance(chunk.value[:, -1:].clone())
+        if previous is not None:
+            chunk.value = self._downsample_time(downsampler.time_conv, previous, chunk.value)
 
     @staticmethod
     def _downsample(conv: nn.Conv2d, sums: Tensor) -> Tensor:
@@ -281,9 +317,9 @@ class FusedWanEncoder(WanEncoder3d):
         return _nthwc(conv(_ncthw(torch.cat([previous, frames], dim=1))))
 
     @staticmethod
-    def _shortcut(conv: WanCausalConv3d, value: Tensor) -> Tensor:
+    def _shortcut(value: Tensor, weight: Tensor) -> Tensor:
         """A 1x1x1 convolution without its bias, which the sum adds with a rounding of its own."""
-        return _nthwc(F.conv3d(_ncthw(value), conv.weight))
+        return _nthwc(F.conv3d(_ncthw(value), weight))
 
     @staticmethod
     def _average(average: AvgDown3D, value: Tensor) -> Tensor:
@@ -294,9 +330,9 @@ class FusedWanEncoder(WanEncoder3d):
         return _nthwc(attention(_ncthw(value)))
 
     @staticmethod
-    def _project(conv: WanCausalConv3d, padded: Tensor) -> Tensor:
+    def _project(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """The last convolution, on an input that is padded already."""
-        return F.conv3d(_ncthw(padded), conv.weight, conv.bias).contiguous()
+        return F.conv3d(_ncthw(padded), weight, bias).contiguous()
 
 
 def _missing_frames(previous: Tensor | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+import weakref
 
 import torch
 from diffusers import AutoencoderKLWan
@@ -10,7 +10,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import WanEncoder3d
 
 from cudnn_fused.wan.encoder import FusedWanEncoder
 from cudnn_fused.wan.packing import PackedParameters
-from cudnn_fused.wan.support import check_vae
+from cudnn_fused.wan.support import FittingModules, check_vae, encoder_arguments
 
 CHUNK_FRAMES = 4  # Diffusers encodes one frame and then chunks of four
 
@@ -36,28 +36,52 @@ def fuse_encoder(vae: AutoencoderKLWan) -> AutoencoderKLWan:
         return vae
     check_vae(vae)
     vae.encoder._packed = PackedParameters()
+    vae.encoder._fitting = FittingModules(encoder_arguments(vae))
     vae.encoder.__class__ = FusedWanEncoder
-    vae._encode = partial(_encode, vae)  # unlike a method, it survives pickling
+    vae._encode = _Encode(vae)
     return vae
 
 
 def unfuse_encoder(vae: AutoencoderKLWan) -> AutoencoderKLWan:
-    """Undo :func:`fuse_encoder`, in place. Returns ``vae``."""
-    if isinstance(vae.encoder, FusedWanEncoder):
-        for name in ("_packed", *FusedWanEncoder.TORCH_PARTS):
-            vars(vae.encoder).pop(name, None)
-        vae.encoder.__class__ = WanEncoder3d
-        del vae._encode
+    """Undo :func:`fuse_encoder`, in place. Weights become contiguous. Returns ``vae``.
+
+    Raises ValueError if the encoder has hooks around its ``forward`` that were set up after fusing.
+    """
+    encoder = vae.encoder
+    if isinstance(encoder, FusedWanEncoder):
+        if "forward" in vars(encoder):
+            raise ValueError("unfuse_encoder: remove the hooks (offloading?) around the encoder's forward first")
+        for parameter in encoder.parameters():
+            parameter.data = parameter.data.contiguous()
+        for name in ("_packed", "_fitting", *FusedWanEncoder.TORCH_PARTS):
+            vars(encoder).pop(name, None)
+        encoder.__class__ = WanEncoder3d
+    vars(vae).pop("_encode", None)
     return vae
 
 
-def _encode(vae: AutoencoderKLWan, x: torch.Tensor) -> torch.Tensor:
-    """``AutoencoderKLWan._encode`` for videos that fit, which leaves no caches behind if it fails."""
-    _check_video(vae, x)
-    try:
-        return AutoencoderKLWan._encode(vae, x)
-    finally:
-        vae.clear_cache()
+class _Encode:
+    """``AutoencoderKLWan._encode`` for videos that fit, which leaves no caches behind if it fails.
+
+    It is an attribute of its VAE, which it must not keep alive; unlike a method it survives pickling and copying.
+    """
+
+    def __init__(self, vae: AutoencoderKLWan) -> None:
+        self._vae = weakref.ref(vae)
+
+    def __reduce__(self) -> tuple[type[_Encode], tuple[AutoencoderKLWan | None]]:
+        return _Encode, (self._vae(),)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        vae = self._vae()
+        assert vae is not None  # its method calls this
+        if not isinstance(vae.encoder, FusedWanEncoder):
+            raise ValueError("vae.encoder was replaced after fusing; call fuse_encoder(vae) or unfuse_encoder(vae)")
+        _check_video(vae, x)
+        try:
+            return AutoencoderKLWan._encode(vae, x)
+        finally:
+            vae.clear_cache()
 
 
 def _check_video(vae: AutoencoderKLWan, x: torch.Tensor) -> None:
