@@ -133,7 +133,11 @@ class FusedWanEncoder(WanEncoder3d):
         """Pass what runs between the fused operations (shortcuts, downsampling, attention...) to ``torch.compile``.
 
         With ``dynamic=False`` TorchDynamo's default limit of 8 variants of a function is enough for videos of one size.
+        That is the default on CPUs, where Inductor (seen in PyTorch 2.13.0) fails to order the symbolic strides of the
+        FP32 convolutions that stand in for BF16 ones.
         """
+        if self.conv_in.weight.device.type == "cpu":
+            options = {"dynamic": False, **options}
         for name in self.TORCH_PARTS:
             setattr(self, name, torch.compile(getattr(self, name), **options))
 

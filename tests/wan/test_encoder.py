@@ -121,6 +121,15 @@ def test_parts_in_pytorch_compile_without_graph_breaks(fused_vae: AutoencoderKLW
     assert torch.equal(moments(fused_vae, video), before)
 
 
+@pytest.mark.slow
+def test_parts_in_pytorch_compile_without_options(fused_vae: AutoencoderKLWan) -> None:
+    video = random_video(5, 16, 16)
+    before = moments(fused_vae, video)
+    torch._dynamo.reset()
+    fused_vae.encoder.compile_torch_parts()
+    assert relative_l2(moments(fused_vae, video), before) < SAME_ROUNDING
+
+
 def test_known_zero_frames_are_skipped(fused_vae: AutoencoderKLWan, monkeypatch: pytest.MonkeyPatch) -> None:
     skipped: list[int] = []
     for name in ("conv3d_rmsnorm_silu_pad", "conv3d_bias_residual_pad"):
