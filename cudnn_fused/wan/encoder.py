@@ -7,12 +7,9 @@ with the frames that the next chunk needs as history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import MutableSequence
+from contextlib import nullcontext
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +26,9 @@ from torch import Tensor, nn
 
 import cudnn_fused
 from cudnn_fused.wan.fp32_convolutions import Fp32Convolutions
-from cudnn_fused.wan.packing import PackedParameters, as_vector, as_weight
-from cudnn_fused.wan.support import Structure
+from cudnn_fused.wan.offloading import Onloading
+from cudnn_fused.wan.packing import CAUSAL_CONV3D, CONV3D, VECTOR, Form, PackedParameters
+from cudnn_fused.wan.support import FittingModules
 
 HISTORY_FRAMES = 2  # what a 3x3x3 causal convolution looks back on
 
@@ -56,27 +54,30 @@ class History:
         self._next[0] += 1
 
 
-class Padded(NamedTuple):
-    """The input of a 3x3x3 convolution: ``[N, T+2, H+2, W+2, C]``, of whose first frames some are missing history."""
+class Chunk:
+    """One chunk on its way through the encoder: what the next operation reads, the caches, and where weights are.
 
-    frames: Tensor
-    leading_zero_frames: int
+    Tensors live here and in no local variable while something else runs, so that each is freed as soon as what reads
+    it last is done.
+    """
 
+    padded: Tensor | None = None
+    """The input of the next 3x3x3 convolution: ``[N, T+2, H+2, W+2, C]``."""
+    missing_frames: int = 0
+    """How many of the first frames of ``padded`` are zeros that stand for missing history."""
+    value: Tensor | None = None
+    """What ``padded`` was normalized from, NTHWC, or what is to be normalized next."""
+    value_bias: Tensor | None = None
+    """A bias that ``value`` still lacks."""
 
-@dataclass
-class Flow:
-    """What exists between two operations. Each step drops what no later one reads, before it makes anything new."""
+    def __init__(self, history: History, onloading: Onloading) -> None:
+        self.history = history
+        self.onloading = onloading
 
-    padded: Padded | None = None  # the next convolution's input
-    value: Tensor | None = None  # the sum of which that is the activation
-    skip: Tensor | None = None  # what the next sum adds
-    skip_bias: Tensor | None = None  # what the skip still lacks
-
-    def activated(self, padded: Padded, value: Tensor | None) -> None:
-        """A sum was activated, with the skip in it. Without a skip it is not saved, and the last one stays."""
-        self.padded, self.skip, self.skip_bias = padded, None, None
-        if value is not None:
-            self.value = value
+    def take_value(self) -> Tensor:
+        """``value``, which lives on only as long as the caller needs it."""
+        value, self.value, self.value_bias = self.value, None, None
+        return value
 
 
 class FusedWanEncoder(WanEncoder3d):
@@ -89,8 +90,7 @@ class FusedWanEncoder(WanEncoder3d):
     """The methods that run between the fused operations."""
 
     _packed: PackedParameters
-    _structure: Structure
-    _laid_out: list[str]
+    _fitting: FittingModules
 
     def forward(
         self,
@@ -110,16 +110,18 @@ class FusedWanEncoder(WanEncoder3d):
             BF16 ``[N, 2 * z_dim, T', H', W']``: moments of the latent frames.
 
         Raises:
-            TypeError, ValueError: the chunk does not fit, or caches are missing.
-            RuntimeError: the call would have to be differentiated, or a module was changed since the encoder was fused.
+            TypeError, ValueError: the chunk does not fit, caches are missing, or a module was changed into one that
+                the fused operations do not compute.
+            RuntimeError: the call would have to be differentiated.
         """
         if feat_cache is None or feat_idx is None:
             raise ValueError("the fused WAN encoder encodes chunk by chunk: it needs feat_cache and feat_idx")
-        self._check_chunk(x)
-        history = History(feat_cache, feat_idx)
+        onloading = self._fitting.check(self)
+        self._check_chunk(x, onloading)
+        chunk = Chunk(History(feat_cache, feat_idx), onloading)
         convolutions = Fp32Convolutions() if x.device.type == "cpu" else nullcontext()
-        with self._one_encode(), torch.autocast(x.device.type, enabled=False), convolutions:
-            return self._encode_chunk(x, history)
+        with torch.autocast(x.device.type, enabled=False), convolutions:
+            return self._encode_chunk(x, chunk)
 
     @property
     def spatial_factor(self) -> int:
@@ -130,25 +132,21 @@ class FusedWanEncoder(WanEncoder3d):
         """Pass what runs between the fused operations (shortcuts, downsampling, attention...) to ``torch.compile``.
 
         With ``dynamic=False`` TorchDynamo's default limit of 8 variants of a function is enough for videos of one size.
+        That is the default on CPUs, where Inductor (seen in PyTorch 2.13.0) fails to order the symbolic strides of the
+        FP32 convolutions that stand in for BF16 ones.
         """
+        if self.conv_in.weight.device.type == "cpu":
+            options = {"dynamic": False, **options}
         for name in self.TORCH_PARTS:
             setattr(self, name, torch.compile(getattr(self, name), **options))
 
-    @contextmanager
-    def _one_encode(self) -> Iterator[None]:
-        """Around all chunks of an encode: the modules are checked, and parameters are packed, once."""
-        with self._packed.for_one_encode() as is_outermost:
-            if is_outermost:
-                self._structure.check()
-            yield
-
-    def _check_chunk(self, x: Tensor) -> None:
+    def _check_chunk(self, x: Tensor, onloading: Onloading) -> None:
         weight = self.conv_in.weight
         if weight.dtype is not torch.bfloat16:
             raise TypeError(f"the fused WAN encoder computes in torch.bfloat16, but its weights are {weight.dtype}")
         if x.dtype is not torch.bfloat16:
             raise TypeError(f"the fused WAN encoder needs torch.bfloat16 video, got {x.dtype}")
-        if x.device != weight.device:
+        if x.device != weight.device and not onloading.concerns(self.conv_in):
             raise ValueError(f"the video is on {x.device}, but the weights of the WAN encoder are on {weight.device}")
         if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters())):
             raise RuntimeError(
@@ -164,134 +162,142 @@ class FusedWanEncoder(WanEncoder3d):
 
     # --- the chain -------------------------------------------------------------------------------------------------
 
-    def _encode_chunk(self, x: Tensor, history: History) -> Tensor:
-        flow = self._enter(x, history)
-        openings = [stage.resnets[0].norm1 for stage in self.down_blocks[1:]] + [self.mid_block.resnets[0].norm1]
-        for stage, opening in zip(self.down_blocks, openings, strict=True):
-            self._run_stage(stage, opening, flow, history)
-        self._run_middle(flow, history)
-        return self._project(self.conv_out, flow.padded.frames)
+    def _encode_chunk(self, x: Tensor, chunk: Chunk) -> Tensor:
+        self._begin(x, chunk)
+        average = None
+        for stage in self.down_blocks:
+            with chunk.onloading.inside(stage):
+                self._normalize(chunk, stage.resnets[0].norm1, residual=average, saves_value=True)
+                average = self._average(stage.avg_shortcut, chunk.value)
+                for block, following in pairwise(stage.resnets):
+                    self._residual_block(block, following.norm1, chunk)
+                self._last_residual_block(stage.resnets[-1], chunk)
+                self._reduce(stage.downsampler, chunk)
 
-    def _enter(self, x: Tensor, history: History) -> Flow:
-        weight = self._packed.get(self.conv_in.weight, cudnn_fused.pack_causal_conv3d_weight)
-        raw, frames = cudnn_fused.causal_conv3d_with_cache(x, weight, history.previous())
-        history.advance(frames)
-        flow = Flow()
-        self._normalize(raw, flow, self.down_blocks[0].resnets[0].norm1, history, self.conv_in.bias, save_input=True)
-        return flow
+        with chunk.onloading.inside(self.mid_block):
+            before, after = self.mid_block.resnets
+            self._normalize(chunk, before.norm1, residual=average, saves_value=True)
+            del average
+            self._last_residual_block(before, chunk)
+            chunk.value = self._attend(self.mid_block.attentions[0], _without_padding(chunk.take_value()))
+            self._normalize(chunk, after.norm1, keeps_value=True)
+            self._residual_block(after, self.norm_out, chunk)
+        chunk.value = None
+        weight, bias = self._as_they_are(self.conv_out, chunk)
+        return self._project(chunk.padded, weight, bias)
 
-    def _run_stage(self, stage: nn.Module, opening: WanRMS_norm, flow: Flow, history: History) -> None:
-        """Run a stage, then ``opening``, the first normalization of what follows it."""
-        average = self._average(stage.avg_shortcut, flow.value)
-        self._residual_blocks(stage.resnets, flow, history)
-        reduced = self._reduce(stage.downsampler, flow, history)
-        flow.skip = average
-        self._normalize(reduced, flow, opening, history)
+    def _begin(self, x: Tensor, chunk: Chunk) -> None:
+        """The first convolution, whose bias the normalization behind it adds."""
+        weight, chunk.value_bias = self._operands(self.conv_in, CAUSAL_CONV3D, chunk)
+        # The caller's device, unless the weights are brought to another one, as offloading does to the video, too.
+        chunk.value, frames = cudnn_fused.causal_conv3d_with_cache(
+            x.to(weight.device), weight, chunk.history.previous()
+        )
+        chunk.history.advance(frames)
 
-    def _run_middle(self, flow: Flow, history: History) -> None:
-        """Run the middle blocks, then the last normalization."""
-        before, after = self.mid_block.resnets
-        self._residual_blocks([before], flow, history)
-        flow.value = _without_padding(flow.value)
-        flow.value = self._attend(self.mid_block.attentions[0], flow.value)
-        self._normalize(flow.value, flow, after.norm1, history)
-        self._open_block(after, flow, history)
-        self._convolve(after.conv2, flow, self.norm_out, history)
-        flow.value = None
+    def _residual_block(self, block: WanResidualBlock, following: WanRMS_norm, chunk: Chunk) -> None:
+        """``block``, and then the norm and activation behind it."""
+        with chunk.onloading.inside(block):
+            self._open_block(block, chunk)
+            self._convolve(block.conv2, following, chunk, adds_value=True)
 
-    def _residual_blocks(self, blocks: Sequence[WanResidualBlock], flow: Flow, history: History) -> None:
-        """Run ``blocks`` on ``flow.value``, whose activation is ``flow.padded``.
+    def _last_residual_block(self, block: WanResidualBlock, chunk: Chunk) -> None:
+        """A ``block`` behind which no norm stands. The value gets a zero row and column: ``[N, T, H+1, W+1, C]``."""
+        with chunk.onloading.inside(block):
+            self._open_block(block, chunk)
+            weight, bias = self._operands(block.conv2, CONV3D, chunk)
+            chunk.value = cudnn_fused.conv3d_bias_residual_pad(
+                chunk.padded, weight, bias, chunk.value, chunk.value_bias, leading_zero_frames=chunk.missing_frames
+            ).padded_output
+            chunk.padded = chunk.value_bias = None
 
-        Afterwards ``flow.value`` is their output behind which a zero row and column stand: ``[N, T, H+1, W+1, C]``.
-        """
-        for block, following in pairwise(blocks):
-            self._open_block(block, flow, history)
-            self._convolve(block.conv2, flow, following.norm1, history)
-        last = blocks[-1]
-        self._open_block(last, flow, history)
-        flow.value = cudnn_fused.conv3d_bias_residual_pad(
-            flow.padded.frames,
-            self._weight(last.conv2),
-            self._vector(last.conv2.bias),
-            flow.skip,
-            self._vector(flow.skip_bias),
-            leading_zero_frames=flow.padded.leading_zero_frames,
-        ).padded_output
-        flow.padded = flow.skip = flow.skip_bias = None
-
-    def _open_block(self, block: WanResidualBlock, flow: Flow, history: History) -> None:
-        """The first half of a block; then the sum that entered it is the skip, or what its shortcut makes of it."""
-        self._convolve(block.conv1, flow, block.norm2, history)
-        if isinstance(block.conv_shortcut, nn.Identity):
-            flow.skip = flow.value
-        else:
-            flow.skip = self._shortcut(block.conv_shortcut, flow.value)
-            flow.skip_bias = block.conv_shortcut.bias
-        flow.value = None
+    def _open_block(self, block: WanResidualBlock, chunk: Chunk) -> None:
+        """The first half of a block: its second convolution's input, and as value the skip."""
+        self._convolve(block.conv1, block.norm2, chunk)
+        if not isinstance(block.conv_shortcut, nn.Identity):
+            weight, bias = self._as_they_are(block.conv_shortcut, chunk)
+            chunk.value = self._shortcut(chunk.value, weight)
+            chunk.value_bias = bias
 
     # --- fused operations ------------------------------------------------------------------------------------------
 
-    def _convolve(self, conv: WanCausalConv3d, flow: Flow, norm: WanRMS_norm, history: History) -> None:
-        """``conv`` of ``flow.padded`` plus the skip, then ``norm`` and SiLU."""
-        weight, zeros = self._weight(conv), flow.padded.leading_zero_frames
-        previous = history.previous()
-        frames, cache, value = cudnn_fused.conv3d_rmsnorm_silu_pad(
-            flow.padded.frames,
+    def _convolve(self, conv: WanCausalConv3d, norm: WanRMS_norm, chunk: Chunk, adds_value: bool = False) -> None:
+        """``conv``, plus the value if ``adds_value``, which becomes the sum; then ``norm`` and SiLU."""
+        weight, bias = self._operands(conv, CONV3D, chunk)
+        history = chunk.history.previous()
+        (gamma,) = self._vectors(norm, chunk)
+        chunk.padded, cache, total = cudnn_fused.conv3d_rmsnorm_silu_pad(
+            chunk.padded,
             weight,
-            self._vector(conv.bias),
-            self._vector(norm.gamma),
-            residual=flow.skip,
-            residual_bias=self._vector(flow.skip_bias),
-            previous=previous,
-            leading_zero_frames=zeros,
+            bias,
+            gamma,
+            residual=chunk.value if adds_value else None,
+            residual_bias=chunk.value_bias if adds_value else None,
+            previous=history,
+            leading_zero_frames=chunk.missing_frames,
         )
-        history.advance(cache)
-        flow.activated(Padded(frames, _missing_frames(previous)), value)
+        chunk.missing_frames = _missing_frames(history)
+        if adds_value:
+            chunk.value, chunk.value_bias = total, None
+        chunk.history.advance(cache)
 
     def _normalize(
         self,
-        x: Tensor,
-        flow: Flow,
+        chunk: Chunk,
         norm: WanRMS_norm,
-        history: History,
-        bias: Tensor | None = None,
-        save_input: bool = False,
+        residual: Tensor | None = None,
+        residual_bias: Tensor | None = None,
+        saves_value: bool = False,
+        keeps_value: bool = False,
     ) -> None:
-        """``norm`` and SiLU of ``x`` plus ``bias`` and the skip, which may be saved before that."""
-        previous = history.previous()
-        frames, cache, value = cudnn_fused.rmsnorm_silu_pad(
-            x,
-            self._vector(norm.gamma),
-            self._vector(bias),
-            previous,
-            flow.skip,
-            self._vector(flow.skip_bias),
-            save_input=save_input,
+        """``norm`` and SiLU of the value plus what it lacks: its bias and the residual.
+
+        The sum becomes the value if there is a residual or ``saves_value``; with ``keeps_value`` it stays as it is.
+        """
+        history = chunk.history.previous()
+        (gamma,) = self._vectors(norm, chunk)
+        chunk.padded, cache, total = cudnn_fused.rmsnorm_silu_pad(
+            chunk.value, gamma, chunk.value_bias, history, residual, residual_bias, save_input=saves_value
         )
-        history.advance(cache)
-        flow.activated(Padded(frames, _missing_frames(previous)), value)
+        chunk.missing_frames = _missing_frames(history)
+        if not keeps_value:
+            chunk.value, chunk.value_bias = total, None
+        chunk.history.advance(cache)
 
-    def _weight(self, conv: WanCausalConv3d) -> Tensor:
-        return self._packed.get(conv.weight, as_weight)
+    # --- parameters ------------------------------------------------------------------------------------------------
 
-    def _vector(self, parameter: Tensor | None) -> Tensor | None:
-        return None if parameter is None else self._packed.get(parameter, as_vector)
+    def _operands(self, conv: WanCausalConv3d, form: Form, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """The weight and the bias of a convolution as the operations read them."""
+        with chunk.onloading.inside(conv):
+            return self._packed.get(conv.weight, form), self._packed.get(conv.bias, VECTOR)
+
+    def _vectors(self, module: nn.Module, chunk: Chunk) -> list[Tensor]:
+        """All parameters of ``module``, each of them a vector."""
+        with chunk.onloading.inside(module):
+            return [self._packed.get(parameter, VECTOR) for parameter in module.parameters(recurse=False)]
+
+    def _as_they_are(self, conv: WanCausalConv3d, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """The weight and the bias of a convolution that PyTorch runs; the bias can be read by an operation as well."""
+        with chunk.onloading.inside(conv):
+            return conv.weight.detach(), self._packed.get(conv.bias, VECTOR)
 
     # --- what stays in PyTorch -------------------------------------------------------------------------------------
 
-    def _reduce(self, downsampler: WanResample | None, flow: Flow, history: History) -> Tensor:
-        """``flow.value``, of which nothing is left, with its extents and, in a ``downsample3d``, its frames halved.
+    def _reduce(self, downsampler: WanResample | None, chunk: Chunk) -> None:
+        """Halve the extents of the value and, in a ``downsample3d``, its frames.
 
         The first chunk has a single frame. Later ones begin with the last frame before them.
         """
-        reduce = _without_padding if downsampler is None else partial(self._downsample, downsampler.resample[1])
-        frames = reduce(flow.value)
-        flow.value = None
-        if downsampler is None or downsampler.mode != "downsample3d":
-            return frames
-        previous = history.previous()
-        history.advance(frames[:, -1:].clone())
-        return frames if previous is None else self._downsample_time(downsampler.time_conv, previous, frames)
+        if downsampler is None:
+            chunk.value = _without_padding(chunk.take_value())
+            return
+        chunk.value = self._downsample(downsampler.resample[1], chunk.take_value())
+        if downsampler.mode != "downsample3d":
+            return
+        previous = chunk.history.previous()
+        chunk.history.advance(chunk.value[:, -1:].clone())
+        if previous is not None:
+            chunk.value = self._downsample_time(downsampler.time_conv, previous, chunk.value)
 
     @staticmethod
     def _downsample(conv: nn.Conv2d, sums: Tensor) -> Tensor:
@@ -304,9 +310,9 @@ class FusedWanEncoder(WanEncoder3d):
         return _nthwc(conv(_ncthw(torch.cat([previous, frames], dim=1))))
 
     @staticmethod
-    def _shortcut(conv: WanCausalConv3d, value: Tensor) -> Tensor:
+    def _shortcut(value: Tensor, weight: Tensor) -> Tensor:
         """A 1x1x1 convolution without its bias, which the sum adds with a rounding of its own."""
-        return _nthwc(F.conv3d(_ncthw(value), conv.weight))
+        return _nthwc(F.conv3d(_ncthw(value), weight))
 
     @staticmethod
     def _average(average: AvgDown3D, value: Tensor) -> Tensor:
@@ -317,9 +323,9 @@ class FusedWanEncoder(WanEncoder3d):
         return _nthwc(attention(_ncthw(value)))
 
     @staticmethod
-    def _project(conv: WanCausalConv3d, padded: Tensor) -> Tensor:
+    def _project(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """The last convolution, on an input that is padded already."""
-        return F.conv3d(_ncthw(padded), conv.weight, conv.bias).contiguous()
+        return F.conv3d(_ncthw(padded), weight, bias).contiguous()
 
 
 def _missing_frames(previous: Tensor | None) -> int:

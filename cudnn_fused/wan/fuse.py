@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any, NoReturn
 
 import torch
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanEncoder3d
 
 from cudnn_fused.wan.encoder import FusedWanEncoder
-from cudnn_fused.wan.packing import LAYOUT, PackedParameters
-from cudnn_fused.wan.support import Structure, check_vae
+from cudnn_fused.wan.packing import PackedParameters
+from cudnn_fused.wan.support import FittingModules, check_vae, encoder_arguments
 
 CHUNK_FRAMES = 4  # Diffusers encodes one frame and then chunks of four
 
@@ -20,13 +18,9 @@ CHUNK_FRAMES = 4  # Diffusers encodes one frame and then chunks of four
 def fuse_encoder(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     """Make ``vae.encode`` run on fused operations. In place; a second call changes nothing.
 
-    The memory of the convolutions' weights is put into the order that the operations read, ``torch.channels_last_3d``,
-    so that there are no copies of them. Values, ``state_dict()`` and what ``encode`` takes and returns stay the same.
-    Afterwards ``encode`` is inference-only, takes BF16 video of 1 + 4k frames whose height and width are multiples of
-    16, and refuses anything else with TypeError or ValueError, where Diffusers drops frames that do not fill a chunk.
-
-    Every encode reads the parameters as they are then, however they were written. It raises RuntimeError if modules of
-    the encoder were changed: replaced, given hooks or another ``forward``, parametrized, or offloaded one by one.
+    Weights, ``state_dict()`` and what ``encode`` takes and returns stay as they are. Afterwards ``encode`` is
+    inference-only, takes BF16 video of 1 + 4k frames whose height and width are multiples of 16, and refuses anything
+    else with TypeError or ValueError, where Diffusers drops frames that do not fill a chunk.
 
     Args:
         vae: a WAN 2.2 ``AutoencoderKLWan`` in BF16, on any device.
@@ -41,77 +35,53 @@ def fuse_encoder(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     if isinstance(getattr(vae, "encoder", None), FusedWanEncoder):
         return vae
     check_vae(vae)
-    encoder = vae.encoder
-    encoder._packed = PackedParameters()
-    encoder._structure = Structure(encoder)
-    encoder._laid_out = _lay_out(encoder)
-    encoder.__class__ = FusedWanEncoder
-    for name, function in _REPLACED.items():
-        setattr(vae, name, _WeakMethod(function, vae))
+    vae.encoder._packed = PackedParameters()
+    vae.encoder._fitting = FittingModules(encoder_arguments(vae))
+    vae.encoder.__class__ = FusedWanEncoder
+    vae._encode = _Encode(vae)
     return vae
 
 
 def unfuse_encoder(vae: AutoencoderKLWan) -> AutoencoderKLWan:
-    """Undo :func:`fuse_encoder`, in place. Returns ``vae``."""
+    """Undo :func:`fuse_encoder`, in place. Weights become contiguous. Returns ``vae``.
+
+    Raises ValueError if the encoder has hooks around its ``forward`` that were set up after fusing.
+    """
     encoder = vae.encoder
     if isinstance(encoder, FusedWanEncoder):
-        for name in encoder._laid_out:
-            weight = encoder.get_parameter(name)
-            weight.data = weight.data.contiguous()
-        for name in ("_packed", "_structure", "_laid_out", *FusedWanEncoder.TORCH_PARTS):
+        if "forward" in vars(encoder):
+            raise ValueError("unfuse_encoder: remove the hooks (offloading?) around the encoder's forward first")
+        for parameter in encoder.parameters():
+            parameter.data = parameter.data.contiguous()
+        for name in ("_packed", "_fitting", *FusedWanEncoder.TORCH_PARTS):
             vars(encoder).pop(name, None)
         encoder.__class__ = WanEncoder3d
-        for name in _REPLACED:
-            vars(vae).pop(name, None)
+    vars(vae).pop("_encode", None)
     return vae
 
 
-class _WeakMethod:
-    """A function bound to an object that does not live longer for it: one that holds it is freed at once.
+class _Encode:
+    """``AutoencoderKLWan._encode`` for videos that fit, which leaves no caches behind if it fails.
 
-    Unlike a method of a local class it survives pickling, and a copy of the object gets one of its own.
+    It is an attribute of its VAE, which it must not keep alive; unlike a method it survives pickling and copying.
     """
 
-    def __init__(self, function: Callable[..., Any], owner: object) -> None:
-        self._function = function
-        self._owner = weakref.ref(owner)
+    def __init__(self, vae: AutoencoderKLWan) -> None:
+        self._vae = weakref.ref(vae)
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self._function(self._owner(), *arguments, **options)
+    def __reduce__(self) -> tuple[type[_Encode], tuple[AutoencoderKLWan | None]]:
+        return _Encode, (self._vae(),)
 
-    def __reduce__(self) -> tuple[type[_WeakMethod], tuple[Callable[..., Any], object]]:
-        return _WeakMethod, (self._function, self._owner())
-
-
-def _lay_out(encoder: WanEncoder3d) -> list[str]:
-    """Order the memory of all 3-D convolution weights as the operations read it. Returns those that were not so."""
-    changed = []
-    for name, parameter in encoder.named_parameters():
-        if parameter.dim() == len("OITRS") and not parameter.is_contiguous(memory_format=LAYOUT):
-            parameter.data = parameter.data.contiguous(memory_format=LAYOUT)
-            changed.append(name)
-    return changed
-
-
-def _encode(vae: AutoencoderKLWan, x: torch.Tensor) -> torch.Tensor:
-    """``AutoencoderKLWan._encode`` for videos that fit, which leaves no caches behind if it fails."""
-    _check_video(vae, x)
-    try:
-        with vae.encoder._one_encode():
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        vae = self._vae()
+        assert vae is not None  # its method calls this
+        if not isinstance(vae.encoder, FusedWanEncoder):
+            raise ValueError("vae.encoder was replaced after fusing; call fuse_encoder(vae) or unfuse_encoder(vae)")
+        _check_video(vae, x)
+        try:
             return AutoencoderKLWan._encode(vae, x)
-    finally:
-        vae.clear_cache()
-
-
-def _refuse_group_offload(vae: AutoencoderKLWan, *_: object, **__: object) -> NoReturn:
-    raise ValueError(
-        "group offloading moves weights when the modules that hold them are called, and the fused encoder does not "
-        "call them: offload the VAE as a whole (pipe.enable_model_cpu_offload()), or call unfuse_encoder(vae) first"
-    )
-
-
-_REPLACED = {"_encode": _encode, "enable_group_offload": _refuse_group_offload}
-"""What stands in a fused VAE before the methods of its class."""
+        finally:
+            vae.clear_cache()
 
 
 def _check_video(vae: AutoencoderKLWan, x: torch.Tensor) -> None:

@@ -1,64 +1,93 @@
-"""Parameters in the form that the operations read."""
+"""Parameters laid out in memory as the operations read them.
+
+A parameter is not copied: it becomes a view of its packed form, as ``module.to(memory_format=...)`` would have it. So
+whatever is written into it is in the packed form at once, whatever moves or frees it takes the packed form along, and
+no second copy of a weight exists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from cudnn_fused.weights import pack_conv3d_weight
+from cudnn_fused.operands import Operand, ceil64
+from cudnn_fused.weights import (
+    pack_causal_conv3d_weight,
+    pack_conv3d_weight,
+    unpack_causal_conv3d_weight,
+    unpack_conv3d_weight,
+)
 
-ALIGNMENT = 16  # bytes; what every operand has at least
-CHUNK_CHANNELS = 64  # packed weights have a multiple of it
-LAYOUT = torch.channels_last_3d
 
-Pack = Callable[[torch.Tensor], torch.Tensor]
+class Form(NamedTuple):
+    """How an operation reads a parameter."""
+
+    pack: Callable[[Tensor], Tensor]
+    """A packed copy."""
+    unpack: Callable[[Tensor, Tensor], Tensor]
+    """The view of a packed tensor that holds the values of a parameter."""
+    as_it_is: Callable[[Tensor], Tensor | None]
+    """The parameter's own memory as a packed tensor, if its layout alone says that it is one."""
+
+
+def _channels_last(weight: Tensor) -> Tensor | None:
+    """A weight whose channels need no padding: its packed form is PyTorch's ``channels_last_3d``."""
+    taps = weight.permute(0, 2, 3, 4, 1)
+    return taps if ceil64(weight.shape[1]) == weight.shape[1] and _readable(taps) else None
+
+
+def _flat(parameter: Tensor) -> Tensor | None:
+    return parameter.flatten() if _readable(parameter) else None
+
+
+def _readable(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % Operand.alignment == 0
+
+
+CONV3D = Form(pack_conv3d_weight, lambda packed, weight: unpack_conv3d_weight(packed, weight.shape[1]), _channels_last)
+CAUSAL_CONV3D = Form(pack_causal_conv3d_weight, lambda packed, _: unpack_causal_conv3d_weight(packed), lambda _: None)
+VECTOR = Form(lambda vector: vector.flatten().clone(), lambda packed, vector: packed.view(vector.shape), _flat)
 
 
 class PackedParameters:
-    """Parameters as operands: views where the memory of the parameter fits, else copies for one encode.
+    """Sees to it that parameters are laid out as the operations read them, and reads them.
 
-    No copy outlives the encode that made it. Whatever wrote to a parameter, moved it or replaced it between two encodes
-    has therefore taken effect, and nothing but the parameters holds memory between them.
+    A parameter that was given other memory since (moved, loaded, assigned) is laid out again at its next use. Inference
+    tensors cannot be given other memory: they are copied at every use.
     """
 
     def __init__(self) -> None:
-        self._operands: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._packed: dict[StorageWeakRef, torch.Size] = {}  # memory that was laid out here: its padding is zero
 
     def __reduce__(self) -> tuple[type[PackedParameters], tuple[()]]:
-        return PackedParameters, ()
+        return PackedParameters, ()  # a copy has its own memory
 
-    @contextmanager
-    def for_one_encode(self) -> Iterator[bool]:
-        """Within it, every parameter is packed at most once. Can be nested; yields whether this is the outermost."""
-        if self._operands is not None:
-            yield False
-            return
-        self._operands = {}
-        try:
-            yield True
-        finally:
-            self._operands = None
+    def get(self, parameter: Tensor, form: Form) -> Tensor:
+        """The packed form of ``parameter``, which afterwards is a view of it."""
+        data = parameter.detach()
+        packed = form.as_it_is(data)
+        if packed is None:
+            packed = self._known(data, form)
+        if packed is None and parameter.is_inference():
+            return form.pack(data)
+        if packed is None:
+            with torch.inference_mode(False):  # what is made here outlives the encode
+                packed = form.pack(data)
+                parameter.data = form.unpack(packed, data)
+            alive = {memory: shape for memory, shape in self._packed.items() if not memory.expired()}
+            self._packed = {**alive, StorageWeakRef(packed.untyped_storage()): packed.shape}
+        return packed
 
-    def get(self, parameter: torch.Tensor, pack: Pack) -> torch.Tensor:
-        """``pack(parameter)``, where ``pack`` may return a view. To be called within :meth:`for_one_encode`."""
-        assert self._operands is not None
-        found = self._operands.get(id(parameter))
-        if found is None or found[0] is not parameter:
-            found = self._operands[id(parameter)] = parameter, pack(parameter)
-        return found[1]
-
-
-def as_weight(weight: torch.Tensor) -> torch.Tensor:
-    """``pack_conv3d_weight(weight)``, as a view if the memory of ``weight`` is in that order."""
-    fits = weight.shape[1] % CHUNK_CHANNELS == 0 and weight.is_contiguous(memory_format=LAYOUT)
-    if fits and weight.data_ptr() % ALIGNMENT == 0:
-        return weight.detach().permute(0, 2, 3, 4, 1)
-    return pack_conv3d_weight(weight)
-
-
-def as_vector(parameter: torch.Tensor) -> torch.Tensor:
-    """A bias or gamma as an aligned vector (memory-mapped checkpoints need not be aligned)."""
-    vector = parameter.detach().flatten()
-    return vector if vector.data_ptr() % ALIGNMENT == 0 else vector.clone()
+    def _known(self, data: Tensor, form: Form) -> Tensor | None:
+        shape = self._packed.get(StorageWeakRef(data.untyped_storage()))
+        if shape is None:
+            return None
+        packed = torch.empty(0, dtype=data.dtype, device=data.device)
+        packed.set_(data.untyped_storage(), 0, shape)
+        values = form.unpack(packed, data)
+        same = values.stride() == data.stride() and values.storage_offset() == data.storage_offset()
+        return packed if same and values.shape == data.shape else None

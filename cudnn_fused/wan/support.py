@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan
@@ -14,10 +16,9 @@ from cudnn_fused.cudnn_names import CHANNELS
 from cudnn_fused.operands import Operation
 from cudnn_fused.ops.causal_conv3d_with_cache import CAUSAL_CONV3D_WITH_CACHE
 from cudnn_fused.ops.conv3d_raw import CONV3D_RAW
+from cudnn_fused.wan import offloading
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_HOOKED = "has hooks or a forward of its own, which the fused encoder would not run"
-_OFFLOADING = ("_hf_hook", "_diffusers_hook")  # what Accelerate and Diffusers leave on a module whose weights they move
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
@@ -35,95 +36,102 @@ def check_vae(vae: object) -> None:
         raise TypeError(f"fuse_encoder takes a diffusers.AutoencoderKLWan, got {type(vae).__qualname__}")
     if not vae.config.is_residual:
         raise ValueError("fuse_encoder fits WAN 2.2 VAEs, with is_residual=True; this one has is_residual=False")
-    expected = _expected_encoder(vae.config)
-    for name, module, like in _paired_modules(vae.encoder, expected):
-        _check_module(name, module, like)
-    _check_channels("encoder.conv_in", vae.encoder.conv_in, CAUSAL_CONV3D_WITH_CACHE)
-    for name, module in vae.encoder.named_modules(prefix="encoder"):
-        if name.endswith((".conv1", ".conv2")):
-            _check_channels(name, module, CONV3D_RAW)
+    with _explained("fuse_encoder: {}"):
+        _check_class("encoder", vae.encoder, WanEncoder3d)
+        _check_hooks("encoder", vae.encoder, offloads=False)
+        _check_modules(vae.encoder, encoder_arguments(vae), offloads=False)
+        _check_channels("encoder.conv_in", vae.encoder.conv_in, CAUSAL_CONV3D_WITH_CACHE)
+        for name, module in vae.encoder.named_modules(prefix="encoder"):
+            if name.endswith((".conv1", ".conv2")):
+                _check_channels(name, module, CONV3D_RAW)
 
 
-class _Member(NamedTuple):
-    """A module where it was found."""
-
-    name: str
-    siblings: dict[str, nn.Module | None]  # the parent's modules, by the last part of the name
-    module: nn.Module
-    kind: type[nn.Module]
-    contents: tuple[tuple[str, ...], ...]  # the names of its modules, parameters and buffers
-    settings: dict[str, Any]
-
-    def change(self) -> str | None:
-        """What has become of the module, as the rest of a sentence about it; None if nothing has."""
-        module, state = self.module, vars(self.module)
-        if self.siblings.get(self.name.rpartition(".")[2]) is not module:
-            return "was replaced"
-        if any(marker in state for marker in _OFFLOADING):
-            return (
-                "was given to an offloading hook, which the fused encoder does not run: offload the VAE as a whole "
-                "(pipe.enable_model_cpu_offload()), or call unfuse_encoder(vae) first"
-            )
-        if _is_hooked(module):
-            return _HOOKED
-        if type(module) is not self.kind or _contents(module) != self.contents:
-            return "was parametrized, or got or lost a parameter or a module"
-        if not self.settings.items() <= state.items():
-            name = next(name for name, value in self.settings.items() if (name, value) not in state.items())
-            return f"had {name}={self.settings[name]!r}, which is now {state.get(name)!r}"
-        return None
+def encoder_arguments(vae: AutoencoderKLWan) -> dict[str, Any]:
+    """What Diffusers constructs the encoder of a VAE with, but for dropout."""
+    config = vae.config
+    return {
+        "in_channels": config.in_channels,
+        "dim": config.base_dim,
+        "z_dim": config.z_dim * 2,
+        "dim_mult": config.dim_mult,
+        "num_res_blocks": config.num_res_blocks,
+        "attn_scales": config.attn_scales,
+        "temperal_downsample": config.temperal_downsample,
+        "is_residual": True,
+    }
 
 
-class Structure:
-    """The modules below an encoder as they were when it was fused. Parameters are no part of it."""
+class FittingModules:
+    """Whether the submodules of a fused encoder are still such as the encoder computes.
 
-    def __init__(self, encoder: nn.Module) -> None:
-        self._members = [
-            _Member(f"{parent}.{name}", module._modules, child, type(child), _contents(child), _plain_settings(child))
-            for parent, module in encoder.named_modules(prefix="encoder")
-            for name, child in module.named_children()
-        ]
+    A module that is as it was when it was last compared costs a look at its attributes; whenever one is not, all are
+    compared again with what Diffusers builds. Parameters are not looked at: the operations check what they read.
+    """
 
-    def check(self) -> None:
-        """Raise RuntimeError if the modules may compute something else now: the fused encoder would not."""
-        for member in self._members:
-            change = member.change()
-            if change is not None:
-                raise RuntimeError(
-                    f"the fused encoder no longer computes what its modules do: {member.name} {change}. "
-                    "Undo this, or call unfuse_encoder(vae), and fuse_encoder(vae) again if it still fits"
-                )
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+        self._children: dict[str, nn.Module | None] = {}  # of the encoder itself; none before a comparison
+        self._seen: list[_Seen] = []
+        self._hosts: dict[nn.Module, tuple[nn.Module, ...]] = {}
 
+    def __reduce__(self) -> tuple[type[FittingModules], tuple[Mapping[str, Any]]]:
+        return FittingModules, (self._arguments,)  # a copy has its own modules
 
-def _is_hooked(module: nn.Module) -> bool:
-    state = vars(module)
-    return "forward" in state or any(state[hooks] for hooks in _HOOKS)
+    def check(self, encoder: nn.Module) -> offloading.Onloading:
+        """Raise ValueError or TypeError, naming the module, unless all still fit. Returns how to reach their weights.
 
-
-def _contents(module: nn.Module) -> tuple[tuple[str, ...], ...]:
-    return (
-        tuple(module._modules),
-        tuple(n for n, p in module._parameters.items() if p is not None),
-        tuple(module._buffers),
-    )
+        Hooks that offload are welcome. Those of the encoder itself are not looked at: they run, whatever they do.
+        """
+        if not _are_the_same(encoder._modules, self._children) or not all(seen.is_unchanged() for seen in self._seen):
+            self._children = {}
+            with _explained("{}; the fused WAN encoder fits no more. unfuse_encoder(vae) restores that of Diffusers"):
+                _check_modules(encoder, self._arguments, offloads=True)
+            self._hosts = offloading.hosts_of(encoder)
+            self._seen = [_Seen(module) for module in encoder.modules() if module is not encoder]
+            self._children = dict(encoder._modules)
+        return offloading.Onloading(self._hosts)
 
 
-def _plain_settings(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN) and name != "training"}
+class _Seen:
+    """A submodule as it was, without its parameters."""
 
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._kind = module, type(module)
+        self._children, self._attributes = module._modules, vars(module)
+        self._had_children, self._had_attributes = dict(self._children), dict(self._attributes)
+        self._hooks = [getattr(module, hooks) for hooks in _HOOKS]
 
-def _expected_encoder(config: Any) -> WanEncoder3d:
-    with torch.device("meta"):
-        return WanEncoder3d(
-            in_channels=config.in_channels,
-            dim=config.base_dim,
-            z_dim=config.z_dim * 2,
-            dim_mult=config.dim_mult,
-            num_res_blocks=config.num_res_blocks,
-            attn_scales=config.attn_scales,
-            temperal_downsample=config.temperal_downsample,
-            is_residual=True,
+    def is_unchanged(self) -> bool:
+        return (
+            type(self._module) is self._kind
+            and not any(self._hooks)
+            and _are_the_same(self._children, self._had_children)
+            and _are_the_same(self._attributes, self._had_attributes)
         )
+
+
+def _are_the_same(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    return len(values) == len(others) and all(map(operator.is_, values.values(), others.values()))
+
+
+@contextmanager
+def _explained(explanation: str) -> Iterator[None]:
+    """Put the messages of errors into a sentence."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(explanation.format(error)) from None
+
+
+def _check_modules(encoder: nn.Module, arguments: Mapping[str, Any], offloads: bool) -> None:
+    """Raise unless ``encoder`` consists of the modules that the arguments make; ``offloads``: hooks may offload."""
+    with torch.device("meta"):
+        expected = WanEncoder3d(**arguments)
+    for name, module, like in _paired_modules(encoder, expected):
+        if module is not encoder:
+            _check_class(name, module, type(like))
+            _check_hooks(name, module, offloads)
+        _check_settings(name, module, like)
 
 
 def _paired_modules(encoder: nn.Module, expected: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
@@ -131,36 +139,49 @@ def _paired_modules(encoder: nn.Module, expected: nn.Module) -> Iterator[tuple[s
     wanted = dict(expected.named_modules(prefix="encoder"))
     for name in {**wanted, **found}:
         if name not in found or name not in wanted:
-            raise ValueError(f"fuse_encoder: {name} is {'missing' if name in wanted else 'not part of a WAN encoder'}")
+            raise ValueError(f"{name} is {'missing' if name in wanted else 'not part of a WAN encoder'}")
         yield name, found[name], wanted[name]
 
 
-def _check_module(name: str, module: nn.Module, like: nn.Module) -> None:
-    """Raise unless ``module`` has the class, the settings and the kinds of parameters of ``like``."""
-    if type(module) is not type(like):
-        raise ValueError(f"fuse_encoder: {name} must be a {type(like).__qualname__}, got {type(module).__qualname__}")
-    if _is_hooked(module):
-        raise ValueError(f"fuse_encoder: {name} {_HOOKED}")
-    for setting, value in _plain_settings(like).items():
-        actual = getattr(module, setting, None)
-        if type(actual) is not type(value) or actual != value:
-            got = "a parameter" if isinstance(actual, nn.Parameter) else repr(actual)
-            raise ValueError(f"fuse_encoder: {name}.{setting} must be {value!r}, got {got}")
+def _check_class(name: str, module: nn.Module, expected: type[nn.Module]) -> None:
+    if type(module) is not expected:
+        raise ValueError(f"{name} must be a {expected.__qualname__}, got {type(module).__qualname__}")
+
+
+def _check_hooks(name: str, module: nn.Module, offloads: bool) -> None:
+    if any(getattr(module, hooks) for hooks in _HOOKS):
+        raise ValueError(f"{name} has hooks, which the fused encoder would not run")
+    if "forward" in vars(module) and not offloads:
+        raise ValueError(
+            f"{name} has hooks or another forward, which the fused encoder would not run (offloading is set up after "
+            "fusing)"
+        )
+    if not offloading.only_offloads(module):
+        raise ValueError(f"{name} has another forward, or hooks that do more than offload, which would not run")
+
+
+def _check_settings(name: str, module: nn.Module, like: nn.Module) -> None:
+    """Raise unless ``module`` has the settings and the kinds of parameters of ``like``."""
+    for setting, value in vars(like).items():
+        if isinstance(value, _PLAIN) and setting != "training":
+            actual = getattr(module, setting, None)
+            if type(actual) is not type(value) or actual != value:
+                got = "a parameter" if isinstance(actual, nn.Parameter) else repr(actual)
+                raise ValueError(f"{name}.{setting} must be {value!r}, got {got}")
     parameters = dict(module.named_parameters(recurse=False))
     for parameter, value in like.named_parameters(recurse=False):
         _check_parameter(f"{name}.{parameter}", parameters.pop(parameter, None), value)
     for extra in [*parameters, *dict(module.named_buffers(recurse=False))]:
-        raise ValueError(f"fuse_encoder: {name}.{extra} is not part of a WAN encoder")
+        raise ValueError(f"{name}.{extra} is not part of a WAN encoder")
 
 
 def _check_parameter(name: str, parameter: nn.Parameter | None, like: nn.Parameter) -> None:
     if parameter is None or parameter.shape != like.shape:
         got = "none" if parameter is None else list(parameter.shape)
-        raise ValueError(f"fuse_encoder: {name} must have shape {list(like.shape)}, got {got}")
+        raise ValueError(f"{name} must have shape {list(like.shape)}, got {got}")
     if type(parameter) is not nn.Parameter or parameter.dtype is not torch.bfloat16:
         raise TypeError(
-            f"fuse_encoder: {name} must be a plain torch.bfloat16 parameter, "
-            f"got {type(parameter).__qualname__} of {parameter.dtype}"
+            f"{name} must be a plain torch.bfloat16 parameter, got {type(parameter).__qualname__} of {parameter.dtype}"
         )
 
 
@@ -168,6 +189,4 @@ def _check_channels(name: str, conv: nn.Conv3d, operation: Operation) -> None:
     channels = (conv.in_channels, conv.out_channels)
     if channels not in CHANNELS[operation.name]:
         supported = ", ".join(f"{inputs}->{outputs}" for inputs, outputs in CHANNELS[operation.name])
-        raise ValueError(
-            f"fuse_encoder: {name} has channels {channels[0]}->{channels[1]}; {operation.name} supports {supported}"
-        )
+        raise ValueError(f"{name} has channels {channels[0]}->{channels[1]}; {operation.name} supports {supported}")

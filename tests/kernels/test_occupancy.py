@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from cudnn_fused.kernels import launching, occupancy
+from cudnn_fused.kernels import compiling, occupancy
 from cudnn_fused.kernels.compiling import DeviceSpec
 from cudnn_fused.kernels.occupancy import expected_clusters, resident_clusters
 from cudnn_fused.targets import target_of
@@ -69,9 +69,9 @@ def test_this_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     if target_of(torch.cuda.get_device_capability(device)) is None:
         pytest.skip("no kernel serves this GPU")
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    launching.clusters_of.cache_clear()
+    compiling.clusters_of.cache_clear()
     monkeypatch.setattr(occupancy, "expected_clusters", lambda _: pytest.fail("the driver did not answer"))
-    clusters = launching.clusters_of(device)
+    clusters = compiling.clusters_of(device)
     assert clusters[1] == multiprocessors
     assert all(count * size <= multiprocessors for size, count in clusters.items())
     if multiprocessors in occupancy.KNOWN:

@@ -20,7 +20,7 @@ from diffusers.models.modeling_outputs import AutoencoderKLOutput
 import cudnn_fused
 from benchmark.agreement import judge
 from benchmark.e2e import runner
-from cudnn_fused.wan import FusedWanEncoder, fuse_encoder, packing, unfuse_encoder
+from cudnn_fused.wan import FusedWanEncoder, fuse_encoder, unfuse_encoder
 from cudnn_fused.wan.fp32_convolutions import Fp32Convolutions
 from tests.wan.conftest import SMALL, Mutate, eager_moments, moments, random_video, relative_l2, unused_decoder
 
@@ -121,8 +121,18 @@ def test_autocast_changes_nothing(fused_vae: AutoencoderKLWan) -> None:
 def test_parts_in_pytorch_compile_without_graph_breaks(fused_vae: AutoencoderKLWan) -> None:
     video = random_video(9, 16, 16)
     before = moments(fused_vae, video)
+    torch._dynamo.reset()  # the limit of variants of a function counts those of other tests
     fused_vae.encoder.compile_torch_parts(backend="eager", fullgraph=True, dynamic=False)
     assert torch.equal(moments(fused_vae, video), before)
+
+
+@pytest.mark.slow
+def test_parts_in_pytorch_compile_without_options(fused_vae: AutoencoderKLWan) -> None:
+    video = random_video(5, 16, 16)
+    before = moments(fused_vae, video)
+    torch._dynamo.reset()
+    fused_vae.encoder.compile_torch_parts()
+    assert relative_l2(moments(fused_vae, video), before) < SAME_ROUNDING
 
 
 def test_known_zero_frames_are_skipped(fused_vae: AutoencoderKLWan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,30 +271,6 @@ def test_changed_weights_are_used(small_vae: AutoencoderKLWan, change: Mutate) -
     after = moments(fused, video)
     assert not torch.equal(after, before)
     assert torch.equal(after, moments(fuse_encoder(small_vae), video))
-
-
-def test_weights_that_do_not_fit_are_packed_once_an_encode(
-    fused_vae: AutoencoderKLWan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed = Counter[int]()
-    for name in ("pack_conv3d_weight", "pack_causal_conv3d_weight"):
-        pack = getattr(cudnn_fused, name)
-
-        def count(weight: torch.Tensor, pack=pack) -> torch.Tensor:
-            packed[id(weight)] += 1
-            return pack(weight)
-
-        monkeypatch.setattr(cudnn_fused if name.startswith("pack_causal") else packing, name, count)
-    for _ in range(2):
-        fused_vae.encode(random_video(5, 16, 16))
-    convolutions = [
-        name
-        for name, module in fused_vae.encoder.named_modules()
-        if isinstance(module, WanCausalConv3d) and module.kernel_size == (3, 3, 3) and name != "conv_out"
-    ]
-    assert set(packed.values()) == {2}  # once an encode
-    narrow = [name for name in convolutions if fused_vae.encoder.get_submodule(name).in_channels % 64]
-    assert 0 < len(packed) == len(narrow) < len(convolutions)  # the others are read where they lie
 
 
 def test_checkpoints_stay_those_of_diffusers(fused_vae: AutoencoderKLWan, tmp_path: Path) -> None:
