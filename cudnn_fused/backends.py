@@ -67,7 +67,7 @@ class ReferenceBackend:
     """Plain PyTorch, on CPU tensors and on CUDA devices without kernels."""
 
     def can_implement(self, problem: Problem) -> str | None:
-        return None
+        return problem.operation.computation.source.refusal(problem)
 
     def compile(self, problem: Problem) -> Program:
         return ReferenceProgram(problem)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BF16 = torch.bfloat16
 ELEMENT_BYTES = 2  # BF16
 CHANNEL_ALIGNMENT = 64  # a packed weight row holds whole 128-byte chunks of input channels
+OPTION_EXTENTS = "PZO"  # extents that options set: history, absent zero frames, omitted zero planes
 HISTORY_FRAMES = (0, 1, 2)  # a 3x3x3 causal convolution looks back two frames
 
 
@@ -101,6 +102,7 @@ class Option:
     default: int = 0
     extension: bool = False
     meaning: str = ""
+    symbol: str = ""  # the name of its value in shape rules
 
     def normalize(self, operation: str, value: object) -> int:
         """``value`` as an int: anything with ``__index__`` that is one of the choices, but no bool.
@@ -363,7 +365,11 @@ def bind_extents(operation: Operation, given: Mapping[str, Any], options: Mappin
         if operand.name in given:
             for axis, symbol in operand.shape.symbols:
                 extents.setdefault(symbol, given[operand.name].shape[axis])
-    extents.setdefault("P", options.get("history_frames", 0))
+    for option in operation.options:
+        if option.symbol:
+            extents.setdefault(option.symbol, options[option.name])
+    for symbol in OPTION_EXTENTS:
+        extents.setdefault(symbol, 0)
     return extents
 
 
@@ -371,7 +377,9 @@ def _check_extents(
     operation: Operation, extents: Mapping[str, int], supported: Collection[tuple[int, ...]] | None
 ) -> None:
     for symbol, extent in extents.items():
-        least = operation.minimum if symbol in "THW" else 0 if symbol == "P" else 1
+        least = operation.minimum if symbol in "THW" else 0 if symbol in OPTION_EXTENTS else 1
+        if symbol == "T":
+            least = max(least - extents["Z"], 1)
         if extent < least:
             raise ValueError(f"{operation.name}: input extent {symbol} must be at least {least}, got {extent}")
     channels = tuple(extents[symbol] for symbol in operation.channel_symbols)

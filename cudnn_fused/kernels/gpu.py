@@ -116,6 +116,9 @@ class GpuBackend:
 
     def can_implement(self, problem: Problem) -> str | None:
         """Why the kernels cannot serve a problem, or None if they can."""
+        refusal = problem.operation.computation.source.refusal(problem)
+        if refusal:
+            return refusal
         tiling = self.tiling_of(self.device_of(problem.device))
         lowered = problem.operation.computation.lower(problem, tiling.can_implement)
         reasons = (self.reason(call, tiling) for call in lowered.calls)
@@ -129,12 +132,12 @@ class GpuBackend:
 
     def compile(self, problem: Problem) -> Program:
         """Compile what the problem needs, unless that has been done. Raises ValueError for what cannot be served."""
-        device = self.device_of(problem.device)
-        tiling = self.tiling_of(device)
-        lowered = problem.operation.computation.lower(problem, tiling.can_implement)
         reason = self.can_implement(problem)
         if reason:
             raise ValueError(f"{problem.operation.name}: {reason}")
+        device = self.device_of(problem.device)
+        tiling = self.tiling_of(device)
+        lowered = problem.operation.computation.lower(problem, tiling.can_implement)
         places = {operand.name: place for place, operand in enumerate(problem.operation.operands)}
         places[WORKSPACE] = len(places)
         launches = [self.launch_of(call, tiling, device, places) for call in lowered.calls]

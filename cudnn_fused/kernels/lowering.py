@@ -118,6 +118,10 @@ class Source:
         """The rows ``[N, T, H, W, C]`` in plain PyTorch."""
         raise NotImplementedError
 
+    def refusal(self, problem: Problem) -> str | None:
+        """Why options do not go together, or None if they do."""
+        return None
+
     def lower(self, problem: Problem, epilogue: Epilogue, serves: Serves) -> Lowered:
         """The kernel calls."""
         raise NotImplementedError
@@ -134,7 +138,15 @@ class Convolution(Source):
     def zero_frames(self, problem: Problem) -> tuple[int, int]:
         """How many frames in front are zeros, and how many of those are not in memory."""
         absent = problem.options.get("absent_zero_frames", 0)
-        return max(problem.options.get("leading_zero_frames", 0), absent), absent
+        return absent + problem.options.get("leading_zero_frames", 0), absent
+
+    def refusal(self, problem: Problem) -> str | None:
+        zeros, absent = self.zero_frames(problem)
+        if zeros <= self.window.history:
+            return None
+        return (
+            f"{absent} absent and {zeros - absent} leading zero frames are more than a {self.window} window looks back"
+        )
 
     def reference(self, operands: Operands, problem: Problem) -> Tensor:
         input = operands[self.input]

@@ -21,7 +21,7 @@ PACKED_WEIGHT = Operand(
 BIAS = Operand("bias", Shape("Co"), meaning="convolution bias")
 GAMMA = Operand("gamma", Shape("Co"), meaning="scale of the normalization")
 
-_CONV_OUTPUT = Shape("N, T-2, H-2, W-2, Co")
+_CONV_OUTPUT = Shape("N, T+Z-2, H-2, W-2, Co")
 CONV_OUTPUT = Operand("output", _CONV_OUTPUT, Role.OUTPUT, meaning="result, contiguous")
 CONV_RESIDUAL = Operand("residual", _CONV_OUTPUT, meaning="skip that is added before the normalization")
 RESIDUAL_BIAS = Operand(
@@ -40,7 +40,23 @@ CONV_RESIDUAL_OUTPUT = Operand(
 HISTORY = Option(
     "history_frames",
     HISTORY_FRAMES,
+    symbol="P",
     meaning="P: how many of the two leading planes of `padded_output` hold history that must survive",
+)
+ABSENT_ZEROS = Option(
+    "absent_zero_frames",
+    HISTORY_FRAMES,
+    extension=True,
+    symbol="Z",
+    meaning="Z: how many frames of zeros in front of `input` are not in memory; their taps are not computed",
+)
+OMITTED_ZEROS = Option(
+    "omit_zero_frames",
+    (0, 1),
+    extension=True,
+    symbol="O",
+    meaning="O: 1 leaves the zero planes of missing history out of `padded_output`; the next convolution takes them "
+    "as `absent_zero_frames`",
 )
 LEADING_ZEROS = Option(
     "leading_zero_frames",

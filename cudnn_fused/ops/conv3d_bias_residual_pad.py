@@ -22,7 +22,7 @@ CONV3D_BIAS_RESIDUAL_PAD = Operation(
         common.CONV_RESIDUAL,
         Operand(
             "padded_output",
-            Shape("N, T-2, H-1, W-1, Co"),
+            Shape("N, T+Z-2, H-1, W-1, Co"),
             Role.OUTPUT,
             meaning="the sum, with a zero bottom row and right column",
         ),
@@ -32,7 +32,7 @@ CONV3D_BIAS_RESIDUAL_PAD = Operation(
     channel_symbols=("Ci", "Co"),
     channels=common.CHANNELS,
     minimum=common.VALID_CONV_MINIMUM,
-    options=(common.LEADING_ZEROS,),
+    options=(common.LEADING_ZEROS, common.ABSENT_ZEROS),
 )
 
 
@@ -51,6 +51,7 @@ class Conv3dBiasResidualPad(plan.Plan):
         sample_residual_bias: torch.Tensor | None = None,
         *,
         leading_zero_frames: int = 0,
+        absent_zero_frames: int = 0,
     ) -> None:
         super().__init__(
             (
@@ -62,6 +63,7 @@ class Conv3dBiasResidualPad(plan.Plan):
                 sample_residual_bias,
             ),
             leading_zero_frames=leading_zero_frames,
+            absent_zero_frames=absent_zero_frames,
         )
 
     def execute(
@@ -89,26 +91,28 @@ class Conv3dBiasResidualPad(plan.Plan):
         current_stream: object = None,
         *,
         leading_zero_frames: int = 0,
+        absent_zero_frames: int = 0,
     ) -> tuple[torch.Tensor]:
         """Valid 3x3x3 convolution plus bias plus residual, with a zero bottom row and right column.
 
         Args:
-            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T, H and W at least 3.
+            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
             packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
             bias: BF16 ``[Co]``.
-            residual: BF16 ``[N, T-2, H-2, W-2, Co]``.
+            residual: BF16 ``[N, T+Z-2, H-2, W-2, Co]``.
             residual_bias: BF16 ``[Co]``, added to ``residual`` first.
             current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
             leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
+            absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
 
         Returns:
-            ``padded_output``, BF16 ``[N, T-2, H-1, W-1, Co]``.
+            ``padded_output``, BF16 ``[N, T+Z-2, H-1, W-1, Co]``.
 
         Raises:
             TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
         """
         inputs = (input, packed_weight, bias, residual, residual_bias)
-        return plan.call(cls, inputs, current_stream, (leading_zero_frames,))
+        return plan.call(cls, inputs, current_stream, (leading_zero_frames, absent_zero_frames))
 
 
 Conv3dBiasResidualPadSm90 = plan.for_target(Conv3dBiasResidualPad, SM90)

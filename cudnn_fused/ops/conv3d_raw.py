@@ -20,7 +20,7 @@ CONV3D_RAW = Operation(
     channel_symbols=("Ci", "Co"),
     channels=common.CHANNELS,
     minimum=common.VALID_CONV_MINIMUM,
-    options=(common.LEADING_ZEROS,),
+    options=(common.LEADING_ZEROS, common.ABSENT_ZEROS),
 )
 
 
@@ -36,8 +36,13 @@ class Conv3dRaw(plan.Plan):
         sample_output: torch.Tensor,
         *,
         leading_zero_frames: int = 0,
+        absent_zero_frames: int = 0,
     ) -> None:
-        super().__init__((sample_input, sample_packed_weight, sample_output), leading_zero_frames=leading_zero_frames)
+        super().__init__(
+            (sample_input, sample_packed_weight, sample_output),
+            leading_zero_frames=leading_zero_frames,
+            absent_zero_frames=absent_zero_frames,
+        )
 
     def execute(
         self,
@@ -57,22 +62,24 @@ class Conv3dRaw(plan.Plan):
         current_stream: object = None,
         *,
         leading_zero_frames: int = 0,
+        absent_zero_frames: int = 0,
     ) -> torch.Tensor:
         """Valid 3x3x3 convolution without bias: FP32 accumulation, one rounding to BF16.
 
         Args:
-            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T, H and W at least 3.
+            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
             packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
             current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
             leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
+            absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
 
         Returns:
-            BF16 ``[N, T-2, H-2, W-2, Co]``.
+            BF16 ``[N, T+Z-2, H-2, W-2, Co]``.
 
         Raises:
             TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
         """
-        return plan.call(cls, (input, packed_weight), current_stream, (leading_zero_frames,)).output
+        return plan.call(cls, (input, packed_weight), current_stream, (leading_zero_frames, absent_zero_frames)).output
 
 
 Conv3dRawSm90 = plan.for_target(Conv3dRaw, SM90)

@@ -31,7 +31,7 @@ CONV3D_RMSNORM_SILU = Operation(
     channel_symbols=("Ci", "Co"),
     channels=common.CHANNELS,
     minimum=common.VALID_CONV_MINIMUM,
-    options=(common.LEADING_ZEROS,),
+    options=(common.LEADING_ZEROS, common.ABSENT_ZEROS),
 )
 
 
@@ -52,6 +52,7 @@ class Conv3dRmsNormSilu(plan.Plan):
         sample_residual_output: torch.Tensor | None = None,
         *,
         leading_zero_frames: int = 0,
+        absent_zero_frames: int = 0,
     ) -> None:
         super().__init__(
             (
@@ -65,6 +66,7 @@ class Conv3dRmsNormSilu(plan.Plan):
                 sample_residual_output,
             ),
             leading_zero_frames=leading_zero_frames,
+            absent_zero_frames=absent_zero_frames,
         )
 
     def execute(
@@ -97,28 +99,30 @@ class Conv3dRmsNormSilu(plan.Plan):
         current_stream: object = None,
         *,
         leading_zero_frames: int = 0,
+        absent_zero_frames: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Valid 3x3x3 convolution, bias, optional residual, L2 normalization, ``sqrt(Co)``, gamma and SiLU.
 
         Args:
-            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T, H and W at least 3.
+            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
             packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
             bias: BF16 ``[Co]``.
             gamma: BF16 ``[Co]``.
-            residual: BF16 ``[N, T-2, H-2, W-2, Co]``, added before the normalization.
+            residual: BF16 ``[N, T+Z-2, H-2, W-2, Co]``, added before the normalization.
             residual_bias: BF16 ``[Co]``, added to ``residual`` first.
             current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
             leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
+            absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
 
         Returns:
-            ``output`` and ``residual_output``, BF16 ``[N, T-2, H-2, W-2, Co]``; the latter is the sum before the
+            ``output`` and ``residual_output``, BF16 ``[N, T+Z-2, H-2, W-2, Co]``; the latter is the sum before the
             normalization, or None without ``residual``.
 
         Raises:
             TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
         """
         inputs = (input, packed_weight, bias, gamma, residual, residual_bias)
-        return plan.call(cls, inputs, current_stream, (leading_zero_frames,))
+        return plan.call(cls, inputs, current_stream, (leading_zero_frames, absent_zero_frames))
 
 
 Conv3dRmsNormSiluSm90 = plan.for_target(Conv3dRmsNormSilu, SM90)

@@ -22,7 +22,7 @@ RMSNORM_SILU_PAD = Operation(
         Operand("gamma", Shape("C"), meaning=common.GAMMA.meaning),
         Operand(
             "padded_output",
-            Shape("N, T+2, H+2, W+2, C"),
+            Shape("N, T+2-O*(2-P), H+2, W+2, C"),
             Role.OUTPUT,
             meaning="two leading planes of history or zeros, then the result, all in a zero border of one pixel",
         ),
@@ -54,6 +54,7 @@ RMSNORM_SILU_PAD = Operation(
     channel_symbols=("C",),
     channels=common.CHANNELS,
     minimum=1,
+    options=(common.OMITTED_ZEROS,),
 )
 
 _SAVED = frozenset({"residual_output"})
@@ -78,6 +79,8 @@ class RmsNormSiluPad(plan.Plan):
         sample_residual: torch.Tensor | None = None,
         sample_residual_bias: torch.Tensor | None = None,
         sample_residual_output: torch.Tensor | None = None,
+        *,
+        omit_zero_frames: int = 0,
     ) -> None:
         super().__init__(
             (
@@ -90,7 +93,8 @@ class RmsNormSiluPad(plan.Plan):
                 sample_residual,
                 sample_residual_bias,
                 sample_residual_output,
-            )
+            ),
+            omit_zero_frames=omit_zero_frames,
         )
 
     def execute(
@@ -134,6 +138,7 @@ class RmsNormSiluPad(plan.Plan):
         current_stream: object = None,
         *,
         save_input: bool = False,
+        omit_zero_frames: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Bias, residual, L2 normalization over C, ``sqrt(C)``, gamma and SiLU, stored padded with its history.
 
@@ -147,6 +152,8 @@ class RmsNormSiluPad(plan.Plan):
             residual_bias: BF16 ``[C]``, added to ``residual`` first.
             current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
             save_input: return the value before the normalization even without ``residual``.
+            omit_zero_frames: 1 leaves the zero planes of missing history out of ``padded_output``: it then has
+                ``2-P`` frames less, and is the ``input`` of a convolution with ``absent_zero_frames=2-P``.
 
         Returns:
             ``padded_output`` ``[N, T+2, H+2, W+2, C]``, ``cache_output`` ``[N, min(2, T+P), H, W, C]`` and
@@ -156,7 +163,8 @@ class RmsNormSiluPad(plan.Plan):
             TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
         """
         inputs = (input, gamma, input_bias, previous, residual, residual_bias)
-        return plan.call(cls, inputs, current_stream, wanted=_SAVED if save_input else frozenset())
+        wanted = _SAVED if save_input else frozenset()
+        return plan.call(cls, inputs, current_stream, (omit_zero_frames,), wanted)
 
 
 RmsNormSiluPadSm90 = plan.for_target(RmsNormSiluPad, SM90)

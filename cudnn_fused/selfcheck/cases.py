@@ -63,6 +63,8 @@ class Case:
     leading_zero_frames: int = 0
     input_bias: bool = False
     save_input: bool = False
+    absent_zero_frames: int = 0
+    omit_zero_frames: int = 0
 
     @property
     def operation(self) -> Operation:
@@ -82,7 +84,10 @@ class Case:
         """Values of the names in the operand table."""
         named = dict(zip(self.operation.channel_symbols, self.channels, strict=True))
         inner = {"T": self.t, "H": self.h, "W": self.w}
-        return {"N": self.n, **{key: value + self.halo for key, value in inner.items()}, **named, "P": self.history}
+        outer = {key: value + self.halo for key, value in inner.items()}
+        outer["T"] -= self.absent_zero_frames
+        options = {"P": self.history, "Z": self.absent_zero_frames, "O": self.omit_zero_frames}
+        return {"N": self.n, **outer, **named, **options}
 
     @property
     def options(self) -> dict[str, int]:
@@ -90,6 +95,8 @@ class Case:
         values = {
             "history_frames": self.history if self.caller_history else 0,
             "leading_zero_frames": self.leading_zero_frames,
+            "absent_zero_frames": self.absent_zero_frames,
+            "omit_zero_frames": self.omit_zero_frames,
         }
         return {option.name: values[option.name] for option in self.operation.options}
 
@@ -115,7 +122,7 @@ class Case:
     @property
     def taps(self) -> int:
         """Temporal taps of all frames of a sample, less those on frames that are known to be zero."""
-        zeros = self.leading_zero_frames
+        zeros = self.leading_zero_frames + self.absent_zero_frames
         if self.variant == "causal_conv3d_with_cache":
             zeros = DENSE_3X3X3.history - self.history
         return sum(DENSE_3X3X3.kt - max(zeros - t, 0) for t in range(self.t))

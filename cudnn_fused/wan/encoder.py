@@ -62,9 +62,9 @@ class Chunk:
     """
 
     padded: Tensor | None = None
-    """The input of the next 3x3x3 convolution: ``[N, T+2, H+2, W+2, C]``."""
+    """The input of the next 3x3x3 convolution: ``[N, T+2, H+2, W+2, C]`` without the frames that are missing."""
     missing_frames: int = 0
-    """How many of the first frames of ``padded`` are zeros that stand for missing history."""
+    """How many zero frames, which stand for missing history, ``padded`` lacks in front."""
     value: Tensor | None = None
     """What ``padded`` was normalized from, NTHWC, or what is to be normalized next."""
     value_bias: Tensor | None = None
@@ -184,7 +184,7 @@ class FusedWanEncoder(WanEncoder3d):
             self._residual_block(after, self.norm_out, chunk)
         chunk.value = None
         weight, bias = self._as_they_are(self.conv_out, chunk)
-        return self._project(chunk.padded, weight, bias)
+        return self._project(chunk.padded, weight, bias, chunk.missing_frames)
 
     def _begin(self, x: Tensor, chunk: Chunk) -> None:
         """The first convolution, whose bias the normalization behind it adds."""
@@ -207,7 +207,7 @@ class FusedWanEncoder(WanEncoder3d):
             self._open_block(block, chunk)
             weight, bias = self._operands(block.conv2, CONV3D, chunk)
             chunk.value = cudnn_fused.conv3d_bias_residual_pad(
-                chunk.padded, weight, bias, chunk.value, chunk.value_bias, leading_zero_frames=chunk.missing_frames
+                chunk.padded, weight, bias, chunk.value, chunk.value_bias, absent_zero_frames=chunk.missing_frames
             ).padded_output
             chunk.padded = chunk.value_bias = None
 
@@ -234,7 +234,8 @@ class FusedWanEncoder(WanEncoder3d):
             residual=chunk.value if adds_value else None,
             residual_bias=chunk.value_bias if adds_value else None,
             previous=history,
-            leading_zero_frames=chunk.missing_frames,
+            absent_zero_frames=chunk.missing_frames,
+            omit_zero_frames=1,
         )
         chunk.missing_frames = _missing_frames(history)
         if adds_value:
@@ -257,7 +258,14 @@ class FusedWanEncoder(WanEncoder3d):
         history = chunk.history.previous()
         (gamma,) = self._vectors(norm, chunk)
         chunk.padded, cache, total = cudnn_fused.rmsnorm_silu_pad(
-            chunk.value, gamma, chunk.value_bias, history, residual, residual_bias, save_input=saves_value
+            chunk.value,
+            gamma,
+            chunk.value_bias,
+            history,
+            residual,
+            residual_bias,
+            save_input=saves_value,
+            omit_zero_frames=1,
         )
         chunk.missing_frames = _missing_frames(history)
         if not keeps_value:
@@ -323,8 +331,12 @@ class FusedWanEncoder(WanEncoder3d):
         return _nthwc(attention(_ncthw(value)))
 
     @staticmethod
-    def _project(padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """The last convolution, on an input that is padded already."""
+    def _project(padded: Tensor, weight: Tensor, bias: Tensor, missing_frames: int) -> Tensor:
+        """The last convolution, on an input that is padded already but for ``missing_frames`` zero frames in front."""
+        if padded.shape[1] + missing_frames == weight.shape[2]:
+            weight = weight[:, :, missing_frames:]  # a single window, whose first taps meet zeros
+        elif missing_frames:
+            padded = F.pad(padded, (0, 0, 0, 0, 0, 0, missing_frames, 0))
         return F.conv3d(_ncthw(padded), weight, bias).contiguous()
 
 

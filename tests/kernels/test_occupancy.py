@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from cudnn_fused.kernels import compiling, occupancy
+from cudnn_fused.kernels import gpu, occupancy
 from cudnn_fused.kernels.compiling import DeviceSpec
 from cudnn_fused.kernels.occupancy import expected_clusters, resident_clusters
 from cudnn_fused.targets import target_of
@@ -66,12 +66,13 @@ def test_a_machine_without_a_gpu_expects() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_this_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    if target_of(torch.cuda.get_device_capability(device)) is None:
+    target = target_of(torch.cuda.get_device_capability(device))
+    if target is None:
         pytest.skip("no kernel serves this GPU")
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    compiling.clusters_of.cache_clear()
+    gpu.device_spec.cache_clear()
     monkeypatch.setattr(occupancy, "expected_clusters", lambda _: pytest.fail("the driver did not answer"))
-    clusters = compiling.clusters_of(device)
+    clusters = gpu.device_spec(target, device).clusters
     assert clusters[1] == multiprocessors
     assert all(count * size <= multiprocessors for size, count in clusters.items())
     if multiprocessors in occupancy.KNOWN:

@@ -150,7 +150,7 @@ def test_encode_on_emulated_kernels(
     assert sum(calls[name] for name in NORMS) == norms * CHUNKS
     assert all((call.products > 0) == (call.name in CONVOLUTIONS) for call in backend.calls)
     assert {call.problem.extents["P"] for call in backend.calls if call.name in NORMS} == {0, 1}
-    assert {call.problem.options.get("leading_zero_frames", 2) for call in backend.calls} == {2, 1}
+    assert {call.problem.options.get("absent_zero_frames", 2) for call in backend.calls} == {2, 1}
 
     faults = [
         f"call {i}, {call.name} {call.problem.channels}: {call.faults}"

@@ -21,7 +21,9 @@ def weight(channels: int, outputs: int = 4) -> torch.nn.Parameter:
 
 
 FORMS = pytest.mark.parametrize(
-    ("form", "channels", "outputs"), [(CONV3D, 160, 4), (CONV3D, 128, 4), (CAUSAL_CONV3D, 12, 160)], ids=str
+    ("form", "channels", "outputs"),
+    [(CONV3D, 160, 4), (CONV3D, 128, 4), (CAUSAL_CONV3D, 12, 160)],
+    ids=["padded", "channels-last", "causal"],
 )
 
 
