@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BF16 = torch.bfloat16
 ELEMENT_BYTES = 2  # BF16
 CHANNEL_ALIGNMENT = 64  # a packed weight row holds whole 128-byte chunks of input channels
-OPTION_EXTENTS = "PZO"  # extents that options set: history, absent zero frames, omitted zero planes
+NO_OPTIONS = {"P": 0, "Z": 0, "O": 0}  # extents that options set: history, absent zero frames, omitted zero planes
 HISTORY_FRAMES = (0, 1, 2)  # a 3x3x3 causal convolution looks back two frames
 
 
@@ -62,8 +62,8 @@ class Shape:
         return f"[{', '.join(term.replace(',', ', ') for term in self.terms)}]"
 
     def evaluate(self, extents: Mapping[str, int]) -> tuple[int, ...]:
-        """The concrete shape, given a value for every name in the rule."""
-        return eval(self._code, dict(self._FUNCTIONS), dict(extents))
+        """The concrete shape, given a value for every name in the rule; those that options set are 0 unless given."""
+        return eval(self._code, dict(self._FUNCTIONS), {**NO_OPTIONS, **extents})
 
 
 @dataclass(frozen=True)
@@ -368,16 +368,14 @@ def bind_extents(operation: Operation, given: Mapping[str, Any], options: Mappin
     for option in operation.options:
         if option.symbol:
             extents.setdefault(option.symbol, options[option.name])
-    for symbol in OPTION_EXTENTS:
-        extents.setdefault(symbol, 0)
-    return extents
+    return {**NO_OPTIONS, **extents}
 
 
 def _check_extents(
     operation: Operation, extents: Mapping[str, int], supported: Collection[tuple[int, ...]] | None
 ) -> None:
     for symbol, extent in extents.items():
-        least = operation.minimum if symbol in "THW" else 0 if symbol in OPTION_EXTENTS else 1
+        least = operation.minimum if symbol in "THW" else 0 if symbol in NO_OPTIONS else 1
         if symbol == "T":
             least = max(least - extents["Z"], 1)
         if extent < least:

@@ -8,15 +8,18 @@ python docs/tables.py --check   exit with 1 if one is stale
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from pathlib import Path
 
 import torch
 
-from cudnn_fused import backends, cudnn_names
-from cudnn_fused.operands import Operand, Operation, Problem, arrows
+from cudnn_fused import cudnn_names
+from cudnn_fused.kernels.compiling import DeviceSpec
+from cudnn_fused.kernels.gpu import GpuBackend
+from cudnn_fused.kernels.sm90 import sm90
+from cudnn_fused.kernels.sm100 import sm100
+from cudnn_fused.operands import NO_OPTIONS, Operand, Operation, Problem, arrows
 from cudnn_fused.ops import OPERATIONS
 
 PAGE = Path(__file__).with_name("api.md")
@@ -46,27 +49,36 @@ def operand_row(operand: Operand) -> str:
     )
 
 
-EXTENTS = (12, 16, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
+OUTPUTS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 480, 512, 640, 768, 960, 1024, 1280)
+INPUTS = (8, 16, 96, 160, 256, 640)  # of multiples of 8, which are all alike to the kernels
 
 
 def served(operation: Operation) -> str:
-    """The channels among ``EXTENTS`` that the kernels of each architecture can implement, in words."""
-    ways = {name: ", ".join(_served_by(backends._load(place), operation)) for name, place in backends.KERNELS.items()}
+    """The output channels among ``OUTPUTS`` that the kernels of each architecture can implement, in words."""
+    kernels = {"SM90": sm90(DeviceSpec("sm_90a", 132)), "SM100": sm100(DeviceSpec("sm_100a", 148))}
+    ways = {name: _served_by(backend, operation) for name, backend in kernels.items()}
     if len(set(ways.values())) == 1:
         return next(iter(ways.values()))
     return "; ".join(f"{channels} on {name}" for name, channels in ways.items())
 
 
-def _served_by(kernels: backends.Backend, operation: Operation) -> list[str]:
-    extents = dict.fromkeys("NTHW", operation.minimum)
-    found = []
-    for channels in itertools.product(EXTENTS, repeat=len(operation.channel_symbols)):
-        named = dict(zip(operation.channel_symbols, channels, strict=True))
-        present = frozenset(operand.name for operand in operation.operands if not operand.optional)
-        problem = Problem(operation, {**extents, **named, "P": 0}, present, {}, torch.device("cpu"))
-        if operation.channels.allows(channels) and kernels.can_implement(problem) is None:
-            found.append(arrows(channels))
-    return found
+def _served_by(kernels: GpuBackend, operation: Operation) -> str:
+    if operation.channels.exactly:
+        return arrows(operation.channels.exactly) if _serves(kernels, operation, operation.channels.exactly) else "none"
+    if len(operation.channel_symbols) == 1:
+        return ", ".join(str(channels) for channels in OUTPUTS if _serves(kernels, operation, (channels,)))
+    pairs = [[_serves(kernels, operation, (ci, co)) for ci in INPUTS] for co in OUTPUTS]
+    assert all(len(set(alike)) == 1 for alike in pairs), "what is served depends on the input channels"
+    found = [str(co) for co, (first, *_) in zip(OUTPUTS, pairs, strict=True) if first]
+    return f"{operation.channels} -> {', '.join(found)}"
+
+
+def _serves(kernels: GpuBackend, operation: Operation, channels: tuple[int, ...]) -> bool:
+    extents = {**dict.fromkeys("NTHW", operation.minimum), **NO_OPTIONS}
+    named = dict(zip(operation.channel_symbols, channels, strict=True))
+    present = frozenset(operand.name for operand in operation.operands if not operand.optional)
+    problem = Problem(operation, {**extents, **named}, present, {}, torch.device("cpu"))
+    return kernels.can_implement(problem) is None
 
 
 def channel_table() -> str:

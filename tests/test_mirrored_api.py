@@ -12,6 +12,7 @@ import torch
 
 import cudnn_fused
 from cudnn_fused import targets
+from cudnn_fused.operands import Option
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.plan import PLANS
 from tests.cases import BY_NAME, OPERATION_NAMES, call, compiled_plan, inputs_only, make_operands, make_plan
@@ -80,16 +81,18 @@ def test_plans_can_be_pickled() -> None:
 
 # --- options -------------------------------------------------------------------------------------------------------
 
-OPTIONS = [(operation.name, option.name) for operation in OPERATIONS for option in operation.options]
+OPTIONS = [(operation.name, option) for operation in OPERATIONS for option in operation.options]
 WHOLE = [np.int64(1), torch.tensor(1), np.array(1), torch.tensor(1, dtype=torch.int8)]
 NOT_WHOLE = [True, 1.0, None, "1", np.float32(1), torch.tensor(1.0), torch.tensor(True), np.True_]
 
 
-@pytest.mark.parametrize(("operation_name", "option"), OPTIONS)
+@pytest.mark.parametrize(("operation_name", "declared"), OPTIONS, ids=lambda value: getattr(value, "name", value))
 @pytest.mark.parametrize("warm", [False, True])
-def test_whole_number_options(operation_name: str, option: str, warm: bool) -> None:
-    operation = BY_NAME[operation_name]
-    operands = make_operands(operation, history=0 if option == "history_frames" else 2)
+def test_whole_number_options(operation_name: str, declared: Option, warm: bool) -> None:
+    operation, option = BY_NAME[operation_name], declared.name
+    allowed = f"{option} must be one of {', '.join(map(str, declared.choices))}"
+    extents = {declared.symbol: 1} if declared.symbol not in ("", "P") else {}
+    operands = make_operands(operation, history=0 if option == "history_frames" else 2, **extents)
     if option == "history_frames":
         cache = operands["cache_output"].shape
         operands["cache_output"] = torch.full((cache[0], 2, *cache[2:]), torch.nan, dtype=torch.bfloat16)
@@ -101,9 +104,9 @@ def test_whole_number_options(operation_name: str, option: str, warm: bool) -> N
     assert len(PLANS) == 1
     for value in NOT_WHOLE:
         for error in BOTH:
-            with pytest.raises(error, match=f"{option} must be one of 0, 1, 2"):
+            with pytest.raises(error, match=allowed):
                 call(operation, operands, **{option: value})
-            with pytest.raises(error, match=f"{option} must be one of 0, 1, 2"):
+            with pytest.raises(error, match=allowed):
                 make_plan(operation, operands, **{option: value}).check_support()
 
 

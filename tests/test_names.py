@@ -38,12 +38,12 @@ FUNCTIONS = {
     "rmsnorm_silu_pad": "input gamma input_bias= previous= residual= residual_bias= current_stream= *save_input=False",
 }
 EXTENSIONS = {
-    "conv3d_raw": {"leading_zero_frames"},
-    "conv3d_rmsnorm_silu": {"leading_zero_frames"},
-    "conv3d_rmsnorm_silu_pad": {"leading_zero_frames", "previous"},
-    "conv3d_bias_residual_pad": {"leading_zero_frames"},
+    "conv3d_raw": {"leading_zero_frames", "absent_zero_frames"},
+    "conv3d_rmsnorm_silu": {"leading_zero_frames", "absent_zero_frames"},
+    "conv3d_rmsnorm_silu_pad": {"leading_zero_frames", "absent_zero_frames", "omit_zero_frames", "previous"},
+    "conv3d_bias_residual_pad": {"leading_zero_frames", "absent_zero_frames"},
+    "rmsnorm_silu_pad": {"omit_zero_frames"},
     "causal_conv3d_with_cache": set(),
-    "rmsnorm_silu_pad": set(),
 }
 
 
@@ -90,7 +90,7 @@ def test_mirrored_names_refuse_the_extensions(operation_name: str) -> None:
         with pytest.raises(TypeError, match=name):
             function(**{name: 0})  # type: ignore[operator]
         with pytest.raises(TypeError, match=name):
-            plan_class(**{("" if name == "leading_zero_frames" else "sample_") + name: 0})
+            plan_class(**{("" if name.endswith("_zero_frames") else "sample_") + name: 0})
 
 
 def test_mirrored_names_lack_the_wide_norms() -> None:

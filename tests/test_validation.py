@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cudnn_fused import cudnn_names
-from cudnn_fused.operands import BF16, Sample, arrows, validate
+from cudnn_fused.operands import BF16, Option, Sample, arrows, validate
 from cudnn_fused.plan import PLANS
 from cudnn_fused.testing.cases import CHANNELS
 from tests.cases import (
@@ -306,14 +306,15 @@ def test_the_standalone_norm_saves_its_input_without_a_residual() -> None:
     assert torch.equal(saved, operands["input"] + operands["input_bias"])
 
 
-OPTIONS = [(operation.name, option.name) for operation in BY_NAME.values() for option in operation.options]
+OPTIONS = [(operation.name, option) for operation in BY_NAME.values() for option in operation.options]
 
 
-@pytest.mark.parametrize(("operation_name", "option"), OPTIONS)
+@pytest.mark.parametrize(("operation_name", "option"), OPTIONS, ids=lambda value: getattr(value, "name", value))
 @pytest.mark.parametrize("value", [-1, 3, 1.0, True, None, "1"])
-def test_option_out_of_range(operation_name: str, option: str, value: object) -> None:
+def test_option_out_of_range(operation_name: str, option: Option, value: object) -> None:
     operands = make_operands(BY_NAME[operation_name], optional=False)
-    assert_refused(operation_name, operands, ValueError, f"{option} must be one of 0, 1, 2", **{option: value})
+    allowed = f"{option.name} must be one of {', '.join(map(str, option.choices))}"
+    assert_refused(operation_name, operands, ValueError, allowed, **{option.name: value})
 
 
 @pytest.mark.parametrize("operation_name", [op for op, name in INPUTS if name == "previous"])

@@ -41,7 +41,7 @@ def test_a_norm_has_one_tile_as_wide_as_the_output(ci: int, co: int) -> None:
     [
         ({"m_blocks": 3}, 160, "one or two blocks"),
         ({"n_block": 168}, 160, "multiple of 16"),
-        ({"n_block": 272}, 272, "at most 256"),
+        ({"n_block": 256}, 256, "at most 192"),
         ({}, 240, "240 output channels are no multiple of 160"),
         ({"n_blocks": 2}, 320, "too few registers"),
         ({"a_stages": 1}, 160, "two stages"),

@@ -119,7 +119,8 @@ class FixedTiling(Tiling[TileT]):
     clusters: int = 1
 
     def can_implement(self, spec: Conv3dSpec) -> str | None:
-        if self.split > self.base.most_shares(spec):
+        (tile,) = self.tiles
+        if self.split not in tile.splits or self.split > self.base.most_shares(spec):
             return f"the reduction has no {self.split} shares"
         return super().can_implement(spec)
 

@@ -73,7 +73,7 @@ from cudnn_fused.kernels.epilogue.staging import StagingSlots
 BOTH = prims.CTAGroup.CTA_2
 TMEM = 6  # the address space of tensor memory, whose addresses are lane << 16 | column
 TMEM_LANE = 1 << 16
-PART = 32  # channels of one step of the epilogue
+PART = 32  # channels of one step of the epilogue, at most
 UNUSED_OFFSET = 16  # leading offset of a descriptor of swizzled rows
 
 
@@ -447,7 +447,8 @@ class Conv3dSm100(Conv3dKernel):
         lanes = tmem + warp * (WARP * TMEM_LANE)
         staged = lanes + config.accumulators * config.n_block
         exchange = self.exchange_of(shared, cluster, warp)
-        slots = StagingSlots(shared_address(exchange), thread % WARP, config.slot_bytes, config.n_block, self.spec.co)
+        block = config.block_channels(self.spec)
+        slots = StagingSlots(shared_address(exchange), thread % WARP, config.slot_bytes, block, self.spec.co)
         phase = Int32(0)  # of the exchange of partial sums: alternates with every block
         while tile < tiles:
             place = self.scheduler.place(tile, grid, cluster.share, cluster.split)
@@ -591,9 +592,22 @@ class Conv3dSm100(Conv3dKernel):
         vector = cutlass.Vector.from_elements(tuple(fragment), dtype=Int32)
         prims.tcgen05_st("32x32b", cutlass.inttoptr(staged + channel // 2, TMEM, Int32), vector)
 
-    def get_staged(self, staged: Int32, channel: int) -> arithmetic.Fragment:
-        values = self.load_columns(staged + channel // 2, Int32, PART // 2)
-        return [values[index] for index in range(PART // 2)]
+    def get_staged(self, staged: Int32, channel: int, size: int) -> arithmetic.Fragment:
+        values = self.load_columns(staged + channel // 2, Int32, size // 2)
+        return [values[index] for index in range(size // 2)]
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """The steps of the epilogue over a block: first channel and size of each.
+
+        What one load of tensor memory takes is a power of two.
+        """
+        channels, found, first = self.config.block_channels(self.spec), [], 0
+        while first < channels:
+            size = min(PART, 1 << (channels - first).bit_length() - 1)
+            found.append((first, size))
+            first += size
+        return found
 
     @cute.jit
     def finish_by_channel(self, staged: Int32, slots: StagingSlots, row: Row, channel: Int32, tensors: Addresses):
@@ -603,8 +617,8 @@ class Conv3dSm100(Conv3dKernel):
         destinations = finisher.saved_destinations(row, tensors) + finisher.destinations(row, tensors)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
-            for part in cutlass.range_constexpr(0, config.n_block, PART):
-                main = self.get_staged(columns, part)
+            for part, size in self.parts:
+                main = self.get_staged(columns, part, size)
                 span = finisher.span(row, first + part, 1, main, tensors)
                 slots.put(part, finisher.result(finisher.value(main, span), None, span))
             slots.store(destinations, first)
@@ -617,8 +631,8 @@ class Conv3dSm100(Conv3dKernel):
         sums = finisher.no_sums()
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
-            for part in cutlass.range_constexpr(0, config.n_block, PART):
-                main = self.get_staged(columns, part)
+            for part, size in self.parts:
+                main = self.get_staged(columns, part, size)
                 value = finisher.value(main, finisher.span(row, first + part, 1, main, tensors))
                 sums.add(finisher.statistic(value))
                 self.put_staged(columns, part, value)
@@ -630,8 +644,8 @@ class Conv3dSm100(Conv3dKernel):
         prepared = finisher.prepared(sums.values)
         for block in cutlass.range(config.n_blocks, unroll=1):
             columns, first = staged + block * config.staged_columns, channel + block * config.n_block
-            for part in cutlass.range_constexpr(0, config.n_block, PART):
-                value = self.get_staged(columns, part)
+            for part, size in self.parts:
+                value = self.get_staged(columns, part, size)
                 span = finisher.span(row, first + part, 1, value, tensors)
                 slots.put(part, finisher.result(value, prepared, span))
             slots.store(destinations, first)

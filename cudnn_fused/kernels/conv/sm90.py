@@ -39,7 +39,7 @@ from cudnn_fused.kernels.conv.spec import (
     SWIZZLE_ROWS,
     Conv3dSpec,
 )
-from cudnn_fused.kernels.conv.tile_sm90 import CONSUMERS, M_BLOCK, TileConfig
+from cudnn_fused.kernels.conv.tile_sm90 import CONSUMERS, HALF_BLOCK_CHUNKS, M_BLOCK, TileConfig
 from cudnn_fused.kernels.device import (
     CHUNK_BYTES,
     CHUNK_CHANNELS,
@@ -131,7 +131,7 @@ class Shared:
         def tile(size: int) -> cutlass.Array:
             return cutlass.Array(cutlass.Int8, size, space=SHARED, alignment=SWIZZLE_ROWS * ROW_BYTES)
 
-        levels = CONSUMERS * config.split_levels
+        levels = CONSUMERS * max(config.split_levels, 1)  # an array has an element
         return cls(
             a=tile(config.a_stages * config.a_stage_bytes(spec)),
             b=tile(config.b_stages * config.b_stage_bytes),
@@ -604,7 +604,7 @@ class Conv3dSm90(Conv3dKernel):
         side = lane // 16 if cutlass.const_expr(whole_block) else lane // 8
         block = rank % 2 if cutlass.const_expr(config.m_blocks == 2) else Int32(0)
         row = consumer * config.consumer_rows + block * M_BLOCK + warp * 16 + half * 8 + lane % 8
-        chunks_stored = 2 if whole_block else 4
+        chunks_stored = 2 if whole_block else HALF_BLOCK_CHUNKS
         for index in cutlass.range_constexpr(len(values) // 8):
             chunk = index * chunks_stored + side
             self.store_matrices(shared, row, chunk, values[8 * index : 8 * index + 8])

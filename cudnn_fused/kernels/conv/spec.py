@@ -56,7 +56,7 @@ class Conv3dSpec:
 
     def n_tiles(self, tile_n: int) -> int:
         """Tiles of ``tile_n`` output channels."""
-        return self.co // tile_n
+        return -(-self.co // tile_n)
 
     def tiles(self, tile_m: int, tile_n: int, grid: PaddedGrid) -> Any:
         """All tiles of ``tile_m`` rows of a frame by ``tile_n`` channels; on the host or in a kernel."""

@@ -133,15 +133,26 @@ class TileConfig:
         stages = self.a_stages * self.a_stage_bytes(spec) + self.b_stages * self.b_stage_bytes
         return stages + self.exchange_bytes + barriers + TMEM_POINTER_BYTES
 
+    def has_tail(self, spec: Conv3dSpec) -> bool:
+        """Whether the tile is one block that is wider than the output, by less than an instruction's granule.
+
+        The weights' map fills what it lacks with zeros; the epilogue leaves it alone.
+        """
+        return self.n_blocks == 1 and 0 < self.n_block - spec.co < N_GRANULE
+
+    def block_channels(self, spec: Conv3dSpec) -> int:
+        """Output channels of a block that exist."""
+        return min(self.n_block, spec.co)
+
     def can_implement(self, spec: Conv3dSpec) -> str | None:
         """Why this tile cannot serve the operation, or None if it can."""
         if self.n_block % N_GRANULE or not 0 < self.n_block <= MAX_N:
             return f"a matrix instruction computes a multiple of {N_GRANULE}, at most {MAX_N}, channels"
         if self.b_rows % SWIZZLE_ROWS:
             return "half a block of weights is no whole number of swizzle patterns"
-        if spec.co % self.tile_n:
+        if spec.co % self.tile_n and not self.has_tail(spec):
             return f"{spec.co} output channels are no multiple of {self.tile_n}"
-        if spec.epilogue.statistic and self.tile_n != spec.co:
+        if spec.epilogue.statistic and not (self.tile_n == spec.co or self.has_tail(spec)):
             return "a fused norm needs a pixel's whole channel row in one CTA"
         if self.accumulators < max(self.blocks, 2):
             return f"{self.blocks} blocks of {self.n_block} columns do not fit in tensor memory, and twice if one"

@@ -17,6 +17,8 @@ WARPGROUP = 128
 CONSUMERS = 2  # warpgroups that multiply
 M_BLOCK = 64  # rows of one wgmma
 MAX_BOX_ROWS = 256  # of a TMA box
+MAX_N = 192  # of a wgmma: with 256 columns and four warpgroups ptxas finds too few registers
+HALF_BLOCK_CHUNKS = 4  # of a row that one stmatrix stores when a CTA finishes half a block
 MAX_ACCUMULATORS = 160  # registers of a consumer thread that leave enough for everything else
 SHARED_BYTES = 227 * 1024
 BARRIER_BYTES = 8
@@ -95,8 +97,11 @@ class TileConfig:
 
     @property
     def split_levels(self) -> int:
-        """How often a consumer's rows can be halved among the CTAs of a cluster: by block, then by half a block."""
-        return 2 if self.m_blocks == 2 else 1
+        """How often a consumer's rows can be halved among the CTAs of a cluster: by block, then by half a block.
+
+        The rows of half a block are stored four chunks at a time, so that their width has to be a multiple of that.
+        """
+        return (self.m_blocks == 2) + (self.row_chunks % HALF_BLOCK_CHUNKS == 0)
 
     @property
     def splits(self) -> tuple[int, ...]:
@@ -106,8 +111,8 @@ class TileConfig:
         """Why this tile cannot serve the operation, or None if it can."""
         if self.m_blocks not in (1, 2):
             return "a consumer holds one or two blocks of 64 rows"
-        if self.n_block % K_STEP or not 0 < self.n_block <= 256:
-            return "a wgmma computes a multiple of 16, at most 256, channels"
+        if self.n_block % K_STEP or not 0 < self.n_block <= MAX_N:
+            return f"a wgmma computes a multiple of {K_STEP}, at most {MAX_N}, channels"
         if spec.co % self.tile_n:
             return f"{spec.co} output channels are no multiple of {self.tile_n}"
         if spec.epilogue.statistic and self.tile_n != spec.co:
