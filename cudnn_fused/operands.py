@@ -70,9 +70,10 @@ class Operand:
     """One tensor of an operation. All are BF16.
 
     ``requires`` names an operand without which this one is refused; ``required_by`` names one that makes this one
-    mandatory. ``alignment`` is that of the data pointer in bytes. A ``strided`` operand may have any strides, all
-    others are contiguous (the stride of an axis of extent 1 is free). An ``extension`` goes beyond the API that the
-    ``Sm100`` names mirror, which therefore do not have it.
+    mandatory; ``asked_by`` is the flag of a function that asks for an optional output. ``alignment`` is that of the
+    data pointer in bytes. A ``strided`` operand may have any strides, all others are contiguous (the stride of an axis
+    of extent 1 is free). An ``extension`` goes beyond the API that the ``Sm100`` names mirror, which therefore do not
+    have it; it is given by keyword alone.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Operand:
     strided: bool = False
     requires: str | None = None
     required_by: str | None = None
+    asked_by: str = ""
     extension: bool = False
     hint: str = ""
     meaning: str = ""
@@ -159,6 +161,7 @@ class Operation:
     # What follows from the table. Computed at once: torch.compile cannot trace a property that is made when first used.
     inputs: tuple[Operand, ...] = field(init=False, repr=False, compare=False)
     written: tuple[Operand, ...] = field(init=False, repr=False, compare=False)  # outputs and scratch
+    asked: tuple[Operand, ...] = field(init=False, repr=False, compare=False)  # optional outputs that a flag asks for
     return_positions: tuple[int, ...] = field(init=False, repr=False, compare=False)
     extensions: frozenset[str] = field(init=False, repr=False, compare=False)  # parameters the mirrored API lacks
 
@@ -167,6 +170,7 @@ class Operation:
         derived = {
             "inputs": tuple(operand for operand in self.operands if not operand.written),
             "written": tuple(operand for operand in self.operands if operand.written),
+            "asked": tuple(operand for operand in self.operands if operand.asked_by),
             "return_positions": tuple(map(names.index, self.returns)),
             "extensions": frozenset(item.name for item in (*self.operands, *self.options) if item.extension),
         }
