@@ -14,7 +14,8 @@ import torch
 
 from cudnn_fused import reference, streams, targets
 from cudnn_fused.errors import DeviceUnavailableError
-from cudnn_fused.operands import Operation, Problem
+from cudnn_fused.operands import Operation
+from cudnn_fused.problem import Problem
 from cudnn_fused.targets import Target
 
 WORKSPACE_ALIGNMENT = 16  # bytes, as of operands

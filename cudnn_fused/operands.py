@@ -17,19 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cudnn_fused.errors import OperandTypeError
+from cudnn_fused.problem import Problem
+from cudnn_fused.types import BF16, ELEMENT_BYTES, ceil64
 
 if TYPE_CHECKING:
     from cudnn_fused.kernels.lowering import Computation
 
-BF16 = torch.bfloat16
-ELEMENT_BYTES = 2  # BF16
-CHANNEL_ALIGNMENT = 64  # a packed weight row holds whole 128-byte chunks of input channels
 HISTORY_FRAMES = (0, 1, 2)  # a 3x3x3 causal convolution looks back two frames
-
-
-def ceil64(channels: int) -> int:
-    """Round up to the channel count of a packed weight row."""
-    return -(-channels // CHANNEL_ALIGNMENT) * CHANNEL_ALIGNMENT
 
 
 class Role(enum.Enum):
@@ -184,28 +178,6 @@ class Operation:
             for operand in self.written
             if not operand.optional or operand.name in wanted or operand.required_by in given
         )
-
-
-@dataclass(frozen=True)
-class Problem:
-    """An operation with everything known about its operands: what a backend compiles for.
-
-    ``extents`` maps every extent name (N, T, H, W, channels, and P for the history frames) to its value, ``present``
-    holds the names of the operands in use.
-    """
-
-    operation: Operation
-    extents: Mapping[str, int] = field(hash=False)
-    present: frozenset[str]
-    options: Mapping[str, int] = field(hash=False)
-    device: torch.device
-
-    @property
-    def channels(self) -> tuple[int, ...]:
-        return tuple(self.extents[symbol] for symbol in self.operation.channel_symbols)
-
-    def shape(self, operand: Operand) -> tuple[int, ...]:
-        return operand.shape.evaluate(self.extents)
 
 
 # --- what is known of a tensor -------------------------------------------------------------------------------------

@@ -29,10 +29,8 @@ from cudnn_fused.backends import (
 )
 from cudnn_fused.errors import OperandTypeError
 from cudnn_fused.operands import (
-    BF16,
     Operand,
     Operation,
-    Problem,
     Role,
     Sample,
     Shape,
@@ -44,7 +42,9 @@ from cudnn_fused.operands import (
     validate,
 )
 from cudnn_fused.plan_cache import PlanCache
+from cudnn_fused.problem import Problem
 from cudnn_fused.targets import Target
+from cudnn_fused.types import BF16
 from cudnn_fused.variants import Channels, Variant
 
 Tensor = torch.Tensor

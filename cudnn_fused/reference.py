@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from cudnn_fused.operands import Operation, Problem, bind_extents
+from cudnn_fused.operands import Operation, bind_extents
+from cudnn_fused.problem import Problem
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from cudnn_fused.errors import OperandTypeError
-from cudnn_fused.operands import BF16, ceil64
+from cudnn_fused.types import BF16, ceil64
 
 CAUSAL_CHANNELS = (12, 160)  # Ci, Co of the causal convolution
 CAUSAL_PIXEL = 16  # its 12 channels are padded to 16: one pixel is 32 bytes

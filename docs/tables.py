@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from cudnn_fused import backends, cudnn_names
-from cudnn_fused.operands import Operand, Operation, Problem, arrows
+from cudnn_fused.operands import Operand, Operation, arrows
 from cudnn_fused.ops import OPERATIONS
+from cudnn_fused.problem import Problem
 
 PAGE = Path(__file__).with_name("api.md")
 README = PAGE.parents[1] / "README.md"

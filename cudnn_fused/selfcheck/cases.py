@@ -15,10 +15,12 @@ from functools import cached_property
 import torch
 
 from cudnn_fused import cudnn_names, pack_causal_conv3d_weight, pack_conv3d_weight, reference
-from cudnn_fused.operands import BF16, Operation, Problem, Sample, validate
+from cudnn_fused.operands import Operation, Sample, validate
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.plan import Plan
 from cudnn_fused.plans import CLASSES
+from cudnn_fused.problem import Problem
+from cudnn_fused.types import BF16
 from cudnn_fused.window import DENSE_3X3X3
 
 Operands = dict[str, torch.Tensor]
