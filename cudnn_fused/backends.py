@@ -105,7 +105,8 @@ KERNELS: dict[str, str] = {
 @functools.cache
 def _load(place: str) -> Backend:
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)()
+    backend: Backend = getattr(importlib.import_module(module), name)()
+    return backend
 
 
 def kernels_for(target: Target) -> Backend | None:

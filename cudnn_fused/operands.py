@@ -56,7 +56,8 @@ class Shape:
 
     def evaluate(self, extents: Mapping[str, int]) -> tuple[int, ...]:
         """The concrete shape, given a value for every name in the rule."""
-        return eval(self._code, dict(self._FUNCTIONS), dict(extents))
+        shape: tuple[int, ...] = eval(self._code, dict(self._FUNCTIONS), dict(extents))
+        return shape
 
 
 @dataclass(frozen=True)
@@ -161,12 +162,13 @@ class Operation:
 
     def __post_init__(self) -> None:
         names = [operand.name for operand in self.operands]
+        parameters: tuple[Operand | Option, ...] = (*self.operands, *self.options)
         derived = {
             "inputs": tuple(operand for operand in self.operands if not operand.written),
             "written": tuple(operand for operand in self.operands if operand.written),
             "asked": tuple(operand for operand in self.operands if operand.asked_by),
             "return_positions": tuple(map(names.index, self.returns)),
-            "extensions": frozenset(item.name for item in (*self.operands, *self.options) if item.extension),
+            "extensions": frozenset(item.name for item in parameters if item.extension),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)  # the way to fill a frozen dataclass
@@ -244,7 +246,8 @@ class Sample:
 
     @property
     def device(self) -> torch.device:
-        return self.signature[3]
+        device: torch.device = self.signature[3]
+        return device
 
 
 # --- checks --------------------------------------------------------------------------------------------------------

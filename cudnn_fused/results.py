@@ -70,12 +70,13 @@ class NormResult(Result):
         output: torch.Tensor
         residual_output: torch.Tensor | None
 
-        @overload
+        @overload  # type: ignore[override]
         def __getitem__(self, key: Literal["output", 0, -2]) -> torch.Tensor: ...
         @overload
         def __getitem__(self, key: Literal["residual_output", 1, -1]) -> torch.Tensor | None: ...
         @overload
         def __getitem__(self, key: slice) -> tuple[torch.Tensor | None, ...]: ...
+        def __getitem__(self, key: Any) -> Any: ...
 
 
 class PaddedResult(Result):
@@ -88,12 +89,13 @@ class PaddedResult(Result):
         cache_output: torch.Tensor
         residual_output: torch.Tensor | None
 
-        @overload
+        @overload  # type: ignore[override]
         def __getitem__(self, key: Literal["padded_output", "cache_output", 0, 1, -2, -3]) -> torch.Tensor: ...
         @overload
         def __getitem__(self, key: Literal["residual_output", 2, -1]) -> torch.Tensor | None: ...
         @overload
         def __getitem__(self, key: slice) -> tuple[torch.Tensor | None, ...]: ...
+        def __getitem__(self, key: Any) -> Any: ...
 
 
 class BottomRightResult(_UnpacksTensors, Result):
@@ -104,11 +106,12 @@ class BottomRightResult(_UnpacksTensors, Result):
     if TYPE_CHECKING:
         padded_output: torch.Tensor
 
-        @overload
+        @overload  # type: ignore[override]
         def __getitem__(self, key: Literal["padded_output", 0, -1]) -> torch.Tensor: ...
         @overload
         def __getitem__(self, key: slice) -> tuple[torch.Tensor, ...]: ...
-        def __iter__(self) -> Iterator[torch.Tensor]: ...
+        def __getitem__(self, key: Any) -> Any: ...
+        def __iter__(self) -> Iterator[torch.Tensor]: ...  # type: ignore[override]
 
 
 class CausalResult(_UnpacksTensors, Result):
@@ -120,11 +123,12 @@ class CausalResult(_UnpacksTensors, Result):
         output: torch.Tensor
         cache_output: torch.Tensor
 
-        @overload
+        @overload  # type: ignore[override]
         def __getitem__(self, key: Literal["output", "cache_output", 0, 1, -1, -2]) -> torch.Tensor: ...
         @overload
         def __getitem__(self, key: slice) -> tuple[torch.Tensor, ...]: ...
-        def __iter__(self) -> Iterator[torch.Tensor]: ...
+        def __getitem__(self, key: Any) -> Any: ...
+        def __iter__(self) -> Iterator[torch.Tensor]: ...  # type: ignore[override]
 
 
 def _flatten(result: Result) -> tuple[list[Any], tuple[str, ...]]:

@@ -24,7 +24,7 @@ BARE = {"conv3d_raw"}  # operations whose function returns a tensor
 
 def test_the_stubs_are_fresh() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "make_stubs.py"))
-    assert tool["main"](["--check"]) == 0, "run python tools/make_stubs.py"
+    assert tool["main"](["--check"]) == 0, "run python -m tools.make_stubs"
     stale = (ROOT / "cudnn_fused" / "plans.pyi").read_text().replace("sample_output", "sample_outputs", 1)
     assert tool["stub"](plans) != stale
 

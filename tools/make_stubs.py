@@ -1,7 +1,7 @@
 """Write the stubs of the modules whose names are made from operand tables, for type checkers and editors.
 
-python tools/make_stubs.py           rewrite the stubs
-python tools/make_stubs.py --check   exit with 1 if one is stale
+python -m tools.make_stubs           rewrite the stubs
+python -m tools.make_stubs --check   exit with 1 if one is stale
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
         if path.exists() and path.read_text(encoding="utf-8") == fresh:
             continue
         if arguments:
-            print(f"{path.name} is stale: run python tools/make_stubs.py")
+            print(f"{path.name} is stale: run python -m tools.make_stubs")
             stale = 1
         else:
             path.write_text(fresh, encoding="utf-8")
