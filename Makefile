@@ -37,7 +37,7 @@ help:
 	@echo 'make encode   encode a real clip with the WAN 2.2 VAE, fused and by Diffusers, and compare (VIDEO=FILE, ARGS=...)'
 	@echo 'make test     run the tests that take minutes (ARGS=... for pytest)'
 	@echo 'make test-slow  run the others: heavy kernels in the emulator, the production encoder'
-	@echo 'make lint     check style and formatting'
+	@echo 'make lint     check style, formatting and types'
 	@echo 'make clean    remove the environment'
 
 encode: $(WAN_READY) $(filter $(CLIP),$(VIDEO))
@@ -52,6 +52,8 @@ test-slow: $(TEST_READY)
 lint: $(TEST_READY)
 	$(RUFF) check .
 	$(RUFF) format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m tools.make_stubs --check
 
 clean:
 	rm -rf '$(VENV)'

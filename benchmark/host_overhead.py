@@ -11,22 +11,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from cudnn_fused import plan
 from cudnn_fused.operands import BF16, Operation
 from cudnn_fused.ops import OPERATIONS
-from cudnn_fused.plan import Plan
+from cudnn_fused.plans import CLASSES
 from cudnn_fused.testing.cases import CHANNELS
+from cudnn_fused.variants import Variant
 
 EXTENTS = {"N": 1, "T": 3, "H": 4, "W": 5, "P": 2}
 BUDGET_US = 25.0
-
-
-def plan_class_of(operation: Operation) -> type[Plan]:
-    """The arch-neutral class of an operation."""
-    return next(plan_class for plan_class in Plan.__subclasses__() if plan_class.operation is operation)
 
 
 def inputs_of(operation: Operation, with_optional: bool) -> tuple[torch.Tensor | None, ...]:
@@ -55,17 +52,17 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{'operation':28} {'operands':>9} {'us':>7}   (budget {BUDGET_US:g})")
     for operation in OPERATIONS:
-        plan_class = plan_class_of(operation)
+        variant = CLASSES[operation.name].variant
         options = tuple(option.default for option in operation.options)
         for with_optional in (False, True):
             inputs = inputs_of(operation, with_optional)
 
             def find(
-                plan_class: type[Plan] = plan_class,
+                variant: Variant[Any] = variant,
                 inputs: tuple[torch.Tensor | None, ...] = inputs,
                 options: tuple[int, ...] = options,
             ) -> object:
-                return plan.find_executable(plan_class, inputs, options)
+                return plan.find_executable(variant, inputs, options)
 
             find()
             given = sum(tensor is not None for tensor in inputs)

@@ -45,9 +45,9 @@ from cudnn_fused.kernels.conv.tile_sm100 import (
 from cudnn_fused.kernels.epilogue.declaration import Epilogue
 from cudnn_fused.kernels.occupancy import expected_clusters
 from cudnn_fused.kernels.sm100 import sm100
-from cudnn_fused.operands import ELEMENT_BYTES
 from cudnn_fused.selfcheck.cases import CHANNELS as WAN_CHANNELS
 from cudnn_fused.selfcheck.cases import TAPS, Case, Skip, make_inputs, make_outputs, make_problem
+from cudnn_fused.types import ELEMENT_BYTES
 from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_PIXEL
 from ptxemu import Emulation, emulate
 from ptxemu.tools import cubin, sass

@@ -14,7 +14,8 @@ import torch
 
 from cudnn_fused import reference, streams, targets
 from cudnn_fused.errors import DeviceUnavailableError
-from cudnn_fused.operands import Operation, Problem
+from cudnn_fused.operands import Operation
+from cudnn_fused.problem import Problem
 from cudnn_fused.targets import Target
 
 WORKSPACE_ALIGNMENT = 16  # bytes, as of operands
@@ -104,7 +105,8 @@ KERNELS: dict[str, str] = {
 @functools.cache
 def _load(place: str) -> Backend:
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)()
+    backend: Backend = getattr(importlib.import_module(module), name)()
+    return backend
 
 
 def kernels_for(target: Target) -> Backend | None:

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,6 +36,9 @@ from cudnn_fused.backends import Backend, allocate_workspace
 from cudnn_fused.selfcheck.agreement import against_reference
 from cudnn_fused.selfcheck.cases import Case, Operands, Skip, make_inputs, make_outputs, make_problem
 from cudnn_fused.targets import SM100, Target
+
+if TYPE_CHECKING:
+    from cudnn_fused.kernels.conv.select import Tiling
 
 PACKAGES = ("torch", targets.DSL_PACKAGE, "apache-tvm-ffi", "cuda-python")
 ISSUES = "the project's issue tracker"
@@ -157,12 +160,15 @@ def configurations_of(way: str, target: Target) -> Configurations:
     targets.check_dsl()
     if target is SM100:
         from cudnn_fused.kernels.conv.tile_sm100 import Sm100Tiling
-        from cudnn_fused.kernels.sm100 import sm100 as backend
+        from cudnn_fused.kernels.sm100 import sm100
 
-        tiling = Sm100Tiling.loading(shared_taps=way == SHARED)
-    else:
-        from cudnn_fused.kernels.sm90 import TILING as tiling
-        from cudnn_fused.kernels.sm90 import sm90 as backend
+        return _each_tile(sm100, Sm100Tiling.loading(shared_taps=way == SHARED))
+    from cudnn_fused.kernels.sm90 import TILING, sm90
+
+    return _each_tile(sm90, TILING)
+
+
+def _each_tile(backend: Callable[..., Backend], tiling: Tiling[Any]) -> Configurations:
     fixed = ((name, backend(tiling=one)) for name, one in tiling.configurations())
     return [(AS_CHOSEN, backend(tiling=tiling)), *fixed]
 
@@ -190,7 +196,8 @@ def examine_apart(way: str, arguments: Sequence[str], patience: float) -> list[L
     said: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(process, said), daemon=True).start()
     lines: list[Line] = []
-    under_way, other_output, began = "its process", [], time.perf_counter()
+    other_output: list[str] = []
+    under_way, began = "its process", time.perf_counter()
     while True:
         try:
             text = said.get(timeout=max(0.0, began + patience - time.perf_counter()))

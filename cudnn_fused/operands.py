@@ -17,20 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cudnn_fused.errors import OperandTypeError
+from cudnn_fused.problem import Problem
+from cudnn_fused.types import BF16, ELEMENT_BYTES, ceil64
 
 if TYPE_CHECKING:
     from cudnn_fused.kernels.lowering import Computation
 
-BF16 = torch.bfloat16
-ELEMENT_BYTES = 2  # BF16
-CHANNEL_ALIGNMENT = 64  # a packed weight row holds whole 128-byte chunks of input channels
 NO_OPTIONS = {"P": 0, "Z": 0, "O": 0}  # extents that options set: history, absent zero frames, omitted zero planes
 HISTORY_FRAMES = (0, 1, 2)  # a 3x3x3 causal convolution looks back two frames
-
-
-def ceil64(channels: int) -> int:
-    """Round up to the channel count of a packed weight row."""
-    return -(-channels // CHANNEL_ALIGNMENT) * CHANNEL_ALIGNMENT
 
 
 class Role(enum.Enum):
@@ -63,7 +57,8 @@ class Shape:
 
     def evaluate(self, extents: Mapping[str, int]) -> tuple[int, ...]:
         """The concrete shape, given a value for every name in the rule; those that options set are 0 unless given."""
-        return eval(self._code, dict(self._FUNCTIONS), {**NO_OPTIONS, **extents})
+        shape: tuple[int, ...] = eval(self._code, dict(self._FUNCTIONS), {**NO_OPTIONS, **extents})
+        return shape
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,10 @@ class Operand:
     """One tensor of an operation. All are BF16.
 
     ``requires`` names an operand without which this one is refused; ``required_by`` names one that makes this one
-    mandatory. ``alignment`` is that of the data pointer in bytes. A ``strided`` operand may have any strides, all
-    others are contiguous (the stride of an axis of extent 1 is free). An ``extension`` goes beyond the API that the
-    ``Sm100`` names mirror, which therefore do not have it.
+    mandatory; ``asked_by`` is the flag of a function that asks for an optional output. ``alignment`` is that of the
+    data pointer in bytes. A ``strided`` operand may have any strides, all others are contiguous (the stride of an axis
+    of extent 1 is free). An ``extension`` goes beyond the API that the ``Sm100`` names mirror, which therefore do not
+    have it; it is given by keyword alone.
     """
 
     name: str
@@ -84,6 +80,7 @@ class Operand:
     strided: bool = False
     requires: str | None = None
     required_by: str | None = None
+    asked_by: str = ""
     extension: bool = False
     hint: str = ""
     meaning: str = ""
@@ -161,16 +158,19 @@ class Operation:
     # What follows from the table. Computed at once: torch.compile cannot trace a property that is made when first used.
     inputs: tuple[Operand, ...] = field(init=False, repr=False, compare=False)
     written: tuple[Operand, ...] = field(init=False, repr=False, compare=False)  # outputs and scratch
+    asked: tuple[Operand, ...] = field(init=False, repr=False, compare=False)  # optional outputs that a flag asks for
     return_positions: tuple[int, ...] = field(init=False, repr=False, compare=False)
     extensions: frozenset[str] = field(init=False, repr=False, compare=False)  # parameters the mirrored API lacks
 
     def __post_init__(self) -> None:
         names = [operand.name for operand in self.operands]
+        parameters: tuple[Operand | Option, ...] = (*self.operands, *self.options)
         derived = {
             "inputs": tuple(operand for operand in self.operands if not operand.written),
             "written": tuple(operand for operand in self.operands if operand.written),
+            "asked": tuple(operand for operand in self.operands if operand.asked_by),
             "return_positions": tuple(map(names.index, self.returns)),
-            "extensions": frozenset(item.name for item in (*self.operands, *self.options) if item.extension),
+            "extensions": frozenset(item.name for item in parameters if item.extension),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)  # the way to fill a frozen dataclass
@@ -182,28 +182,6 @@ class Operation:
             for operand in self.written
             if not operand.optional or operand.name in wanted or operand.required_by in given
         )
-
-
-@dataclass(frozen=True)
-class Problem:
-    """An operation with everything known about its operands: what a backend compiles for.
-
-    ``extents`` maps every extent name (N, T, H, W, channels, and P for the history frames) to its value, ``present``
-    holds the names of the operands in use.
-    """
-
-    operation: Operation
-    extents: Mapping[str, int] = field(hash=False)
-    present: frozenset[str]
-    options: Mapping[str, int] = field(hash=False)
-    device: torch.device
-
-    @property
-    def channels(self) -> tuple[int, ...]:
-        return tuple(self.extents[symbol] for symbol in self.operation.channel_symbols)
-
-    def shape(self, operand: Operand) -> tuple[int, ...]:
-        return operand.shape.evaluate(self.extents)
 
 
 # --- what is known of a tensor -------------------------------------------------------------------------------------
@@ -270,7 +248,8 @@ class Sample:
 
     @property
     def device(self) -> torch.device:
-        return self.signature[3]
+        device: torch.device = self.signature[3]
+        return device
 
 
 # --- checks --------------------------------------------------------------------------------------------------------

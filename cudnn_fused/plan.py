@@ -11,12 +11,13 @@ import copy
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
-from cudnn_fused import cudnn_names, streams
+from cudnn_fused import streams
 from cudnn_fused.backends import (
     WORKSPACE_ALIGNMENT,
     Backend,
@@ -28,10 +29,8 @@ from cudnn_fused.backends import (
 )
 from cudnn_fused.errors import OperandTypeError
 from cudnn_fused.operands import (
-    BF16,
     Operand,
     Operation,
-    Problem,
     Role,
     Sample,
     Shape,
@@ -43,10 +42,13 @@ from cudnn_fused.operands import (
     validate,
 )
 from cudnn_fused.plan_cache import PlanCache
-from cudnn_fused.results import Result
-from cudnn_fused.targets import SM100, Target
+from cudnn_fused.problem import Problem
+from cudnn_fused.targets import Target
+from cudnn_fused.types import BF16
+from cudnn_fused.variants import Channels, Variant
 
 Tensor = torch.Tensor
+Returned = TypeVar("Returned")
 
 PLAN_CAPACITY = 128
 
@@ -82,23 +84,18 @@ class Executable:
         workspace: Tensor | None,
         stream: int,
         foreign: Sequence[Tensor | None],
-    ) -> Result:
-        """Launch, and return the operation's results.
+    ) -> list[Tensor | None]:
+        """Launch, and return the operation's outputs in the order of its results.
 
         ``foreign`` are the operands that may have been allocated on another stream.
         """
         self.program(operands, workspace, stream)
         streams.keep_until_done(foreign, stream, self.problem.device)
-        operation = self.problem.operation
-        return Result(operation.returns, [operands[position] for position in operation.return_positions])
+        return [operands[position] for position in self.problem.operation.return_positions]
 
 
 PLANS: PlanCache[Executable] = PlanCache(PLAN_CAPACITY)
 """The plans of all functions."""
-
-PLAN_CLASSES: dict[tuple[str, str], type[Plan]] = {}
-"""The class of every operation and target, by their names; the arch-neutral ones have no target's name."""
-
 
 OPERATORS: dict[str, Callable[..., list[Tensor]]] = {}
 """The custom operator of every operation, by its name; :mod:`cudnn_fused.torch_ops` fills it."""
@@ -188,30 +185,48 @@ def check_against_sample(operation: Operation, operand: Operand, tensor: object,
 class Plan:
     """An operation for the shapes of sample tensors, of which only the metadata is kept.
 
-    Subclasses give the constructor and ``execute`` their signatures and pass the operands on in table order.
+    A subclass names its ``variant``, from which its constructor, ``execute`` and ``__call__`` are made.
     """
 
+    variant: ClassVar[Variant[Any]]
+
+    # Parts of the variant.
     operation: ClassVar[Operation]
-    target: ClassVar[Target | None] = None
-    channels: ClassVar[tuple[tuple[int, ...], ...] | None] = None  # the combinations that a name is limited to, if any
+    target: ClassVar[Target | None]
+    channels: ClassVar[tuple[Channels, ...] | None]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *samples: Any, **more: Any) -> None: ...
+        def execute(self, *operands: Any, **more: Any) -> Any: ...
+        def __call__(self, *operands: Any, **more: Any) -> Any: ...
 
     def __init_subclass__(cls) -> None:
-        # A class that a user derives comes later, and does not replace the one that functions and torch.compile call.
-        PLAN_CLASSES.setdefault((cls.operation.name, cls.target.name if cls.target else ""), cls)
+        if "variant" not in vars(cls):
+            return  # derived from a class that has them
+        variant = cls.variant
+        cls.operation, cls.target, cls.channels = variant.operation, variant.target, variant.channels
+        made = {
+            "__init__": variant.define_constructor(),
+            "execute": variant.define_execute(),
+            "__call__": variant.define_call(),
+        }
+        for name, method in made.items():
+            method.__qualname__, method.__module__ = f"{cls.__qualname__}.{name}", cls.__module__
+            setattr(cls, name, method)
 
-    def __init__(self, samples: Sequence[Tensor | None], **options: int) -> None:
+    def _prepare(self, samples: Sequence[Tensor | None], options: tuple[Any, ...]) -> None:
+        """What constructors do with samples and options in table order."""
         self._samples = tuple(map(Sample.of, samples))
-        self._options: Mapping[str, Any] = options
+        self._options = options
         self._executable: Executable | None = None
         self._workspace: Tensor | None = None
         self._ready = False
         self._lock = threading.Lock()
 
-    def __call__(self, *operands: Any, **named: Any) -> Any:
-        """:meth:`execute`, after :meth:`compile` if that has not been done."""
+    def _make_ready(self) -> None:
         if not self._ready:
             self.compile()
-        return self.execute(*operands, **named)  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickle holds the samples' metadata and the options; what comes out of it has to be compiled."""
@@ -272,7 +287,7 @@ class Plan:
         return self._executable
 
     def _problem_and_backend(self) -> tuple[Problem, Backend]:
-        return resolve(type(self), self._samples, tuple(self._options.values()))
+        return resolve(self.variant, self._samples, self._options)
 
     def _execute(self, operands: tuple[Tensor | None, ...], current_stream: object) -> Any:
         """Check ``operands``, in table order, run the plan on them, and return its result."""
@@ -285,11 +300,11 @@ class Plan:
         check_call(operation, operation.operands, operands)
         check_overlap(operation, operands, workspace)
         stream = streams.stream_handle(current_stream, executable.problem.device)
-        return executable.run(operands, workspace, stream, foreign=(*operands, workspace))
+        return self.variant.collect(executable.run(operands, workspace, stream, foreign=(*operands, workspace)))
 
 
 def find_executable(
-    plan_class: type[Plan],
+    variant: Variant[Returned],
     inputs: tuple[Tensor | None, ...],
     options: tuple[int, ...] = (),
     wanted: frozenset[str] = frozenset(),
@@ -297,21 +312,21 @@ def find_executable(
     """The cached plan for a function call, made if it is not there, with the call's operands checked.
 
     Args:
-        plan_class: the class whose operation and target are meant.
+        variant: the operation, and for what target.
         inputs: the operation's inputs in table order, absent ones None.
         options: the values of the operation's options, in its order.
         wanted: the optional outputs to make although no operand asks for them.
     """
-    operation = plan_class.operation
+    operation = variant.operation
     options = normalized(operation, options)
-    key = (plan_class, backend_in_use(), options, wanted, *map(signature, inputs))
+    key = (variant, backend_in_use(), options, wanted, *map(signature, inputs))
     executable = PLANS.get(key)
     if executable is not None:
         check_call(operation, operation.inputs, inputs)
         return executable
     given = given_inputs(operation, inputs)
     samples = [Sample.of(given.get(operand.name)) for operand in operation.operands]
-    problem, backend = resolve(plan_class, samples, options, wanted)
+    problem, backend = resolve(variant, samples, options, wanted)
     check_call(operation, operation.inputs, inputs)  # before anything is compiled for a call that cannot run
     return PLANS.get_or_build(key, functools.partial(Executable, problem, backend))
 
@@ -332,20 +347,20 @@ def normalized(operation: Operation, options: tuple[Any, ...]) -> tuple[int, ...
 
 
 def resolve(
-    plan_class: type[Plan],
+    variant: Variant[Any],
     samples: Sequence[Sample | None],
     options: tuple[Any, ...],
     wanted: frozenset[str] | None = None,
 ) -> tuple[Problem, Backend]:
     """The problem that samples in table order pose, and the backend for it, after all checks that need no data."""
-    operation = plan_class.operation
-    check_target(plan_class.target)
+    operation = variant.operation
+    check_target(variant.target)
     values = {
         option.name: option.normalize(operation.name, value)
         for option, value in zip(operation.options, options, strict=True)
     }
-    problem = validate(operation, samples, values, channels=plan_class.channels, wanted=wanted)
-    backend = select_backend(operation, plan_class.target, problem.device)
+    problem = validate(operation, samples, values, channels=variant.channels, wanted=wanted)
+    backend = select_backend(operation, variant.target, problem.device)
     reason = backend.can_implement(problem)
     if reason is not None:
         raise ValueError(f"{operation.name}: {reason}")
@@ -367,95 +382,59 @@ def check_workspace(executable: Executable, workspace: object) -> None:
 
 
 def call(
-    plan_class: type[Plan],
+    variant: Variant[Returned],
     inputs: tuple[Tensor | None, ...],
     current_stream: object,
     options: tuple[int, ...] = (),
     wanted: frozenset[str] = frozenset(),
-) -> Any:
+) -> Returned:
     """Run an operation on ``inputs`` with a cached plan and newly allocated outputs; see :func:`find_executable`."""
     if torch.compiler.is_compiling():
-        return _call_in_graph(plan_class, inputs, current_stream, options, wanted)
-    executable = find_executable(plan_class, inputs, options, wanted)
+        return _call_in_graph(variant, inputs, current_stream, options, wanted)
+    executable = find_executable(variant, inputs, options, wanted)
     stream = streams.stream_handle(current_stream, executable.problem.device)
     operands, workspace = executable.allocate(inputs, stream)
-    return executable.run(operands, workspace, stream, foreign=inputs)
+    return variant.collect(executable.run(operands, workspace, stream, foreign=inputs))
 
 
 def _call_in_graph(
-    plan_class: type[Plan],
+    variant: Variant[Returned],
     inputs: tuple[Tensor | None, ...],
     current_stream: object,
     options: tuple[int, ...],
     wanted: frozenset[str],
-) -> Any:
+) -> Returned:
     """A call that ``torch.compile`` traces: the custom operator of :mod:`cudnn_fused.torch_ops`."""
-    operation = plan_class.operation
+    operation = variant.operation
     if current_stream is not None:
         raise ValueError(f"{operation.name}: current_stream must be None under torch.compile, which chooses the stream")
     options = normalized(operation, options)
-    made = OPERATORS[operation.name](
-        *inputs, *options, bool(wanted), plan_class.target.name if plan_class.target else ""
-    )
+    name, target = variant.key
+    made = OPERATORS[name](*inputs, *options, bool(wanted), target)
     present = operation.written_for(given_inputs(operation, inputs), wanted)
     there = [name for name in operation.returns if name in present]
     found = dict(zip(there, made, strict=True))
-    return Result(operation.returns, [found.get(name) for name in operation.returns])
+    return variant.collect([found.get(name) for name in operation.returns])
 
 
-# --- one implementation, three names -------------------------------------------------------------------------------
-
-PlanType = TypeVar("PlanType", bound=Plan)
-Function = TypeVar("Function", bound=Callable[..., Any])
-Parameters = ParamSpec("Parameters")
-Returned = TypeVar("Returned")
+# --- names for one target -------------------------------------------------------------------------------------------
 
 
-def for_target(plan_class: type[PlanType], target: Target) -> type[PlanType]:
-    """The same class for one GPU architecture alone, named after it.
+def for_target(
+    plan_class: type[Plan],
+    function: Callable[..., Any],
+    target: Target,
+    module: str,
+    channels: tuple[Channels, ...] | None = None,
+    omitted: frozenset[str] = frozenset(),
+) -> tuple[type[Plan], Callable[..., Any]]:
+    """A class and a function like these, for one GPU architecture alone and named after it, for ``module`` to define.
 
-    The SM100 names mirror an existing API, so they lack what the operation's table calls an extension.
+    ``channels`` and ``omitted`` are those of :class:`~cudnn_fused.variants.Variant`.
     """
-    name = f"{plan_class.__name__}{target.name.capitalize()}"
-    extensions = plan_class.operation.extensions if target is SM100 else frozenset()
-    members = {
-        "target": target,
-        "channels": cudnn_names.CHANNELS[plan_class.operation.name] if target is SM100 else None,
-        "__doc__": f"{plan_class.__name__} on {target.name} GPUs alone.\n\n{inspect.getdoc(plan_class)}",
-        "__module__": plan_class.__module__,
-        "__init__": _without(extensions, plan_class.__init__),
-        "execute": _without(extensions, plan_class.execute),  # type: ignore[attr-defined]
-        "call": classmethod(_without(extensions, plan_class.call.__func__)),  # type: ignore[attr-defined]
-    }
-    return type(name, (plan_class,), members)  # type: ignore[return-value]
-
-
-def function_of(method: Callable[Parameters, Returned], name: str) -> Callable[Parameters, Returned]:
-    """The ``call`` of a class as a function called ``name``, with its signature."""
-
-    @functools.wraps(method)
-    def function(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-        return method(*args, **kwargs)
-
-    function.__name__ = function.__qualname__ = name
-    function.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
-    return function
-
-
-def _without(extensions: frozenset[str], function: Function) -> Function:
-    """``function`` with the keyword-only parameters of ``extensions`` taken from its signature."""
-    full = inspect.signature(function)
-    removed = {name for name in full.parameters if name.removeprefix("sample_") in extensions}
-    if not removed:
-        return function
-
-    @functools.wraps(function)
-    def narrowed(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name in removed:
-                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
-        return function(*args, **kwargs)
-
-    kept = [parameter for name, parameter in full.parameters.items() if name not in removed]
-    narrowed.__signature__ = full.replace(parameters=kept)  # type: ignore[attr-defined]
-    return narrowed  # type: ignore[return-value]
+    variant = replace(plan_class.variant, target=target, channels=channels, omitted=omitted)
+    doc = f"{plan_class.__name__} on {target.name} GPUs alone.\n\n{inspect.getdoc(plan_class)}"
+    members = {"variant": variant, "__doc__": doc, "__module__": module}
+    wrapper = variant.define_function(f"{function.__name__}_wrapper_{target.name.lower()}", call)
+    wrapper.__doc__, wrapper.__module__ = function.__doc__, module
+    return type(f"{plan_class.__name__}{target.name.capitalize()}", (Plan,), members), wrapper

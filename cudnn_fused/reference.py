@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
-from cudnn_fused.operands import Operation, Problem, bind_extents
+from cudnn_fused.operands import Operation, bind_extents
+from cudnn_fused.problem import Problem
+
+MKLDNN_CONV: Any = torch.backends.mkldnn.conv  # type: ignore[attr-defined]  # of the object in the module's place
 
 
 @contextmanager
@@ -24,10 +28,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
         stack.enter_context(torch.autocast(device.type, enabled=False))
         if device.type == "cuda":
             stack.enter_context(torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False))
-        elif torch.backends.mkldnn.conv.fp32_precision not in ("none", "ieee"):
-            asked = torch.backends.mkldnn.conv.fp32_precision
-            torch.backends.mkldnn.conv.fp32_precision = "ieee"
-            stack.callback(setattr, torch.backends.mkldnn.conv, "fp32_precision", asked)
+        elif MKLDNN_CONV.fp32_precision not in ("none", "ieee"):
+            stack.callback(setattr, MKLDNN_CONV, "fp32_precision", MKLDNN_CONV.fp32_precision)
+            MKLDNN_CONV.fp32_precision = "ieee"
         yield
 
 

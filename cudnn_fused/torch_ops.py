@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from cudnn_fused import cudnn_names, plans, sm90_names
 from cudnn_fused.errors import OperandTypeError
 from cudnn_fused.operands import Operation, bind_extents, negated, transformed
 from cudnn_fused.ops import OPERATIONS
-from cudnn_fused.plan import OPERATORS, PLAN_CLASSES, call, given_inputs, inference_only
+from cudnn_fused.plan import OPERATORS, call, given_inputs, inference_only
 
 Tensor = torch.Tensor
 
@@ -43,6 +44,14 @@ def make_library() -> torch.library.Library:
 LIBRARY = make_library()
 
 
+VARIANTS = {
+    plan_class.variant.key: plan_class.variant
+    for module in (plans, sm90_names, cudnn_names)
+    for plan_class in module.CLASSES.values()
+}
+"""All variants of all operations, by the operation's name and the target's."""
+
+
 def schema(operation: Operation) -> str:
     """The operator's schema in PyTorch's notation."""
     inputs = [f"Tensor{'?' * operand.optional} {operand.name}" for operand in operation.inputs]
@@ -63,8 +72,9 @@ def split(
 def implementation(operation: Operation) -> Callable[..., list[Tensor]]:
     def run(*arguments: Any) -> list[Tensor]:
         inputs, options, wanted, target = split(operation, arguments)
-        result = call(PLAN_CLASSES[operation.name, target], inputs, None, options, wanted)
-        return [tensor for tensor in result if tensor is not None]
+        result = call(VARIANTS[operation.name, target], inputs, None, options, wanted)
+        outputs = (result,) if isinstance(result, Tensor) else result
+        return [tensor for tensor in outputs if tensor is not None]
 
     return run
 

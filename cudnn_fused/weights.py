@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from cudnn_fused.errors import OperandTypeError
-from cudnn_fused.operands import BF16, ceil64
+from cudnn_fused.types import BF16, ceil64
 
 CAUSAL_CHANNELS = (12, 160)  # Ci, Co of the causal convolution
 CAUSAL_PIXEL = 16  # its 12 channels are padded to 16: one pixel is 32 bytes
@@ -73,7 +73,7 @@ def unpack_conv3d_weight(packed_weight: torch.Tensor, channels: int) -> torch.Te
 def unpack_causal_conv3d_weight(packed_weight: torch.Tensor) -> torch.Tensor:
     """The ``[160, 12, 3, 3, 3]`` view of a weight packed by :func:`pack_causal_conv3d_weight`."""
     inputs, outputs = CAUSAL_CHANNELS
-    taps = packed_weight[:, : TAPS * CAUSAL_PIXEL].unflatten(1, (3, 3, 3, CAUSAL_PIXEL))
+    taps: torch.Tensor = packed_weight[:, : TAPS * CAUSAL_PIXEL].unflatten(1, (3, 3, 3, CAUSAL_PIXEL))
     assert taps.shape[0] == outputs
     return taps[..., :inputs].permute(0, 4, 1, 2, 3)
 

@@ -19,8 +19,9 @@ from cudnn_fused.kernels.compiling import DeviceSpec
 from cudnn_fused.kernels.gpu import GpuBackend
 from cudnn_fused.kernels.sm90 import sm90
 from cudnn_fused.kernels.sm100 import sm100
-from cudnn_fused.operands import NO_OPTIONS, Operand, Operation, Problem, arrows
+from cudnn_fused.operands import NO_OPTIONS, Operand, Operation, arrows
 from cudnn_fused.ops import OPERATIONS
+from cudnn_fused.problem import Problem
 
 PAGE = Path(__file__).with_name("api.md")
 README = PAGE.parents[1] / "README.md"

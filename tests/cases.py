@@ -11,14 +11,12 @@ import cudnn_fused
 from cudnn_fused.operands import BF16, Operand, Operation
 from cudnn_fused.ops import OPERATIONS
 from cudnn_fused.plan import Plan
+from cudnn_fused.plans import CLASSES
 from cudnn_fused.testing.cases import CHANNELS
 
 Operands = dict[str, torch.Tensor]
 
 EXTENTS = {"N": 2, "T": 4, "H": 5, "W": 6}
-CLASSES: dict[str, type[Plan]] = {
-    plan_class.operation.name: plan_class for plan_class in Plan.__subclasses__() if plan_class.operation in OPERATIONS
-}
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
 OPERATION_NAMES = sorted(BY_NAME)
 OPTIONAL_OPERANDS = [

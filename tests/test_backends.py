@@ -12,7 +12,7 @@ import torch
 
 from cudnn_fused import targets
 from cudnn_fused.backends import REFERENCE, select_backend, using
-from cudnn_fused.operands import Problem
+from cudnn_fused.problem import Problem
 from tests.cases import BY_NAME, OPERATION_NAMES, call, compiled_plan, make_operands, make_plan
 
 Tensors = Sequence[torch.Tensor | None]

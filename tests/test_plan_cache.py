@@ -13,9 +13,10 @@ import torch
 import cudnn_fused
 from cudnn_fused import plan
 from cudnn_fused.backends import ReferenceBackend, using
-from cudnn_fused.operands import BF16, Problem
 from cudnn_fused.plan import PLAN_CAPACITY, PLANS
 from cudnn_fused.plan_cache import PlanCache
+from cudnn_fused.problem import Problem
+from cudnn_fused.types import BF16
 from tests.cases import BY_NAME, OPERATION_NAMES, call, compiled_plan, make_operands
 
 

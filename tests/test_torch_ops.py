@@ -9,6 +9,7 @@ import torch
 import torch._dynamo.testing
 
 import cudnn_fused
+from cudnn_fused import backends
 from cudnn_fused.operands import BF16
 from tests.cases import BY_NAME, OPERATION_NAMES, assert_same_bits, call, inputs_only, make_operands
 
@@ -155,3 +156,18 @@ def test_whole_numbers_in_a_graph() -> None:
     for bad in (True, 1.0):
         with pytest.raises(Exception, match="leading_zero_frames must be one of 0, 1, 2"):
             compiled(bad)
+
+
+@pytest.mark.parametrize("operation_name", OPERATION_NAMES)
+@pytest.mark.parametrize("suffix", ["_wrapper_sm90", "_wrapper_sm100"])
+def test_functions_for_one_target_stay_in_the_graph(operation_name: str, suffix: str) -> None:
+    operation = BY_NAME[operation_name]
+    operands = inputs_only(operation, make_operands(operation, without=tuple(operation.extensions)))
+    function = getattr(cudnn_fused, operation_name + suffix)
+    with backends.using(backends.REFERENCE):
+        expected, result = function(**operands), torch.compile(function, **COMPILED)(**operands)
+    assert type(result) is type(expected)
+    if isinstance(result, torch.Tensor):
+        expected, result = [expected], [result]
+    for got, want in zip(result, expected, strict=True):
+        assert_same_bits(got, want)

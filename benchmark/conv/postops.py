@@ -41,6 +41,7 @@ from cudnn_fused.testing import eager
 from cudnn_fused.testing.agreement import against_reference, inaccuracies
 from cudnn_fused.testing.cases import (
     BY_NAME,
+    CHANNELS,
     Case,
     Operands,
     Skip,
@@ -313,7 +314,7 @@ def shape_entries(arguments: argparse.Namespace) -> Iterator[Entry]:
     extents, channels = arguments.shape[:4], arguments.shape[4:]
     for name, operation in BY_NAME.items():
         own = channels[: len(operation.channel_symbols)]
-        if own not in operation.channels or (arguments.variant and name not in arguments.variant):
+        if own not in CHANNELS[operation.name] or (arguments.variant and name not in arguments.variant):
             continue
         if not arguments.variant and len(own) != len(channels):
             continue  # with Ci and Co, a norm alone only if it is asked for

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.experimental import primitives as prims
 
-from cudnn_fused.operands import ELEMENT_BYTES
+from cudnn_fused.types import ELEMENT_BYTES
 
 CHUNK_BYTES = 16  # the widest access of one lane
 CHUNK_CHANNELS = CHUNK_BYTES // ELEMENT_BYTES

@@ -17,7 +17,7 @@ from cudnn_fused.kernels.lowering import WORKSPACE, Call, ConvCall, RowsCall
 from cudnn_fused.kernels.norm import RowsKernel
 from cudnn_fused.kernels.occupancy import resident_clusters
 from cudnn_fused.kernels.pack import PackC12
-from cudnn_fused.operands import Problem
+from cudnn_fused.problem import Problem
 from cudnn_fused.targets import Target
 
 Tensors: TypeAlias = Sequence["torch.Tensor | None"]

@@ -20,7 +20,8 @@ from cudnn_fused.kernels.conv.spec import Conv3dSpec
 from cudnn_fused.kernels.epilogue.declaration import Epilogue
 from cudnn_fused.kernels.epilogue.steps import Step, to_bf16
 from cudnn_fused.kernels.epilogue.stores import CACHED_FRAMES, Store, write_cache, write_padded
-from cudnn_fused.operands import ELEMENT_BYTES, Problem
+from cudnn_fused.problem import Problem
+from cudnn_fused.types import ELEMENT_BYTES
 from cudnn_fused.weights import CAUSAL_PIXEL, unpack_causal_conv3d_weight, unpack_conv3d_weight
 from cudnn_fused.window import DENSE_3X3X3, Window
 

@@ -1,7 +1,8 @@
 """A digest of the sources that kernels are made from.
 
-These are the files of this directory and those of the package that they import, directly or through another. A change
-elsewhere (a test helper, an encoder, the command line) leaves compiled kernels valid.
+These are the files of this directory and those of the package that they import, directly or through another; what is
+imported for type checkers alone does not count. A change elsewhere (the checks of operands, a test helper, an encoder,
+the command line) leaves compiled kernels valid.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def kernel_sources(package: Path) -> list[Path]:
 
 def _imported(source: Path, package: Path) -> Iterator[Path]:
     """The modules of the package that a file imports, and the subpackages that they are in."""
-    for node in ast.walk(ast.parse(source.read_bytes())):
+    for node in _executed(ast.parse(source.read_bytes())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -48,6 +49,15 @@ def _imported(source: Path, package: Path) -> Iterator[Path]:
             root, *parts = name.split(".")
             if root == package.name:
                 yield from _files(package, parts)
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and those in it, less what stands under ``if TYPE_CHECKING``."""
+    yield node
+    skipped = node.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" else []
+    for child in ast.iter_child_nodes(node):
+        if child not in skipped:
+            yield from _executed(child)
 
 
 def _files(package: Path, parts: list[str]) -> Iterator[Path]:

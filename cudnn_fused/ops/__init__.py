@@ -1,4 +1,4 @@
-"""One module per operation: its operand table, its class and its function, for each target."""
+"""One module per operation: its operand table and its function, from which all other names of it are made."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from cudnn_fused import plan
 from cudnn_fused.kernels.epilogue import stores
 from cudnn_fused.kernels.lowering import CausalConvolution, Computation
 from cudnn_fused.operands import ChannelRule, Operand, Operation, Role, Shape
-from cudnn_fused.targets import SM90, SM100
+from cudnn_fused.results import CausalResult
+from cudnn_fused.variants import Variant
 from cudnn_fused.weights import CAUSAL_CHANNELS, CAUSAL_ROW
 
 CAUSAL_CONV3D_WITH_CACHE = Operation(
@@ -56,81 +57,28 @@ CAUSAL_CONV3D_WITH_CACHE = Operation(
     minimum=1,
 )
 
+ANY_DEVICE = Variant(CAUSAL_CONV3D_WITH_CACHE, CausalResult)
 
-class CausalConv3dWithCache(plan.Plan):
-    """Causal convolution on preallocated tensors; operands as in :func:`causal_conv3d_with_cache`.
 
-    ``padded_input`` is scratch memory, BF16 ``[N, T+2, H+2, W+2, 16]``.
+def causal_conv3d_with_cache(
+    input: torch.Tensor,
+    packed_weight: torch.Tensor,
+    previous: torch.Tensor | None = None,
+    current_stream: object = None,
+) -> CausalResult:
+    """Causal 3x3x3 convolution of one chunk of raw frames, without bias.
+
+    Args:
+        input: BF16 ``[N, 12, T, H, W]``, any strides.
+        packed_weight: BF16 ``[160, 448]`` from :func:`cudnn_fused.pack_causal_conv3d_weight`.
+        previous: BF16 ``[N, P, H, W, 12]``, the ``cache_output`` of the previous chunk: one or two frames. Frames
+            that are missing count as zeros.
+        current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
+
+    Returns:
+        ``output`` ``[N, T, H, W, 160]`` and ``cache_output`` ``[N, min(2, T+P), H, W, 12]``, BF16, contiguous.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
     """
-
-    operation = CAUSAL_CONV3D_WITH_CACHE
-
-    def __init__(
-        self,
-        sample_input: torch.Tensor,
-        sample_packed_weight: torch.Tensor,
-        sample_padded_input: torch.Tensor,
-        sample_cache_output: torch.Tensor,
-        sample_output: torch.Tensor,
-        sample_previous: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__(
-            (
-                sample_input,
-                sample_packed_weight,
-                sample_padded_input,
-                sample_cache_output,
-                sample_output,
-                sample_previous,
-            )
-        )
-
-    def execute(
-        self,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        padded_input: torch.Tensor,
-        cache_output: torch.Tensor,
-        output: torch.Tensor,
-        previous: torch.Tensor | None = None,
-        current_stream: object = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Fill and return ``(output, cache_output)``."""
-        return self._execute((input, packed_weight, padded_input, cache_output, output, previous), current_stream)
-
-    @classmethod
-    def call(
-        cls,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        previous: torch.Tensor | None = None,
-        current_stream: object = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Causal 3x3x3 convolution of one chunk of raw frames, without bias.
-
-        Args:
-            input: BF16 ``[N, 12, T, H, W]``, any strides.
-            packed_weight: BF16 ``[160, 448]`` from :func:`cudnn_fused.pack_causal_conv3d_weight`.
-            previous: BF16 ``[N, P, H, W, 12]``, the ``cache_output`` of the previous chunk: one or two frames. Frames
-                that are missing count as zeros.
-            current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
-
-        Returns:
-            ``output`` ``[N, T, H, W, 160]`` and ``cache_output`` ``[N, min(2, T+P), H, W, 12]``, BF16, contiguous.
-
-        Raises:
-            TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
-        """
-        return plan.call(cls, (input, packed_weight, previous), current_stream)
-
-
-CausalConv3dWithCacheSm90 = plan.for_target(CausalConv3dWithCache, SM90)
-CausalConv3dWithCacheSm100 = plan.for_target(CausalConv3dWithCache, SM100)
-
-causal_conv3d_with_cache = plan.function_of(CausalConv3dWithCache.call, "causal_conv3d_with_cache")
-causal_conv3d_with_cache_wrapper_sm90 = plan.function_of(
-    CausalConv3dWithCacheSm90.call, "causal_conv3d_with_cache_wrapper_sm90"
-)
-causal_conv3d_with_cache_wrapper_sm100 = plan.function_of(
-    CausalConv3dWithCacheSm100.call, "causal_conv3d_with_cache_wrapper_sm100"
-)
+    return plan.call(ANY_DEVICE, (input, packed_weight, previous), current_stream)

@@ -9,7 +9,8 @@ from cudnn_fused.kernels.epilogue import steps, stores
 from cudnn_fused.kernels.lowering import Computation, Convolution
 from cudnn_fused.operands import Operand, Operation, Role, Shape
 from cudnn_fused.ops import common
-from cudnn_fused.targets import SM90, SM100
+from cudnn_fused.results import BottomRightResult
+from cudnn_fused.variants import Variant
 
 CONV3D_BIAS_RESIDUAL_PAD = Operation(
     name="conv3d_bias_residual_pad",
@@ -35,93 +36,37 @@ CONV3D_BIAS_RESIDUAL_PAD = Operation(
     options=(common.LEADING_ZEROS, common.ABSENT_ZEROS),
 )
 
-
-class Conv3dBiasResidualPad(plan.Plan):
-    """Convolution, bias and residual on preallocated tensors; operands as in :func:`conv3d_bias_residual_pad`."""
-
-    operation = CONV3D_BIAS_RESIDUAL_PAD
-
-    def __init__(
-        self,
-        sample_input: torch.Tensor,
-        sample_packed_weight: torch.Tensor,
-        sample_bias: torch.Tensor,
-        sample_residual: torch.Tensor,
-        sample_padded_output: torch.Tensor,
-        sample_residual_bias: torch.Tensor | None = None,
-        *,
-        leading_zero_frames: int = 0,
-        absent_zero_frames: int = 0,
-    ) -> None:
-        super().__init__(
-            (
-                sample_input,
-                sample_packed_weight,
-                sample_bias,
-                sample_residual,
-                sample_padded_output,
-                sample_residual_bias,
-            ),
-            leading_zero_frames=leading_zero_frames,
-            absent_zero_frames=absent_zero_frames,
-        )
-
-    def execute(
-        self,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        bias: torch.Tensor,
-        residual: torch.Tensor,
-        padded_output: torch.Tensor,
-        residual_bias: torch.Tensor | None = None,
-        current_stream: object = None,
-    ) -> torch.Tensor:
-        """Fill and return ``padded_output``."""
-        operands = (input, packed_weight, bias, residual, padded_output, residual_bias)
-        return self._execute(operands, current_stream).padded_output
-
-    @classmethod
-    def call(
-        cls,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        bias: torch.Tensor,
-        residual: torch.Tensor,
-        residual_bias: torch.Tensor | None = None,
-        current_stream: object = None,
-        *,
-        leading_zero_frames: int = 0,
-        absent_zero_frames: int = 0,
-    ) -> tuple[torch.Tensor]:
-        """Valid 3x3x3 convolution plus bias plus residual, with a zero bottom row and right column.
-
-        Args:
-            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
-            packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
-            bias: BF16 ``[Co]``.
-            residual: BF16 ``[N, T+Z-2, H-2, W-2, Co]``.
-            residual_bias: BF16 ``[Co]``, added to ``residual`` first.
-            current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
-            leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
-            absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
-
-        Returns:
-            ``padded_output``, BF16 ``[N, T+Z-2, H-1, W-1, Co]``.
-
-        Raises:
-            TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
-        """
-        inputs = (input, packed_weight, bias, residual, residual_bias)
-        return plan.call(cls, inputs, current_stream, (leading_zero_frames, absent_zero_frames))
+ANY_DEVICE = Variant(CONV3D_BIAS_RESIDUAL_PAD, BottomRightResult)
 
 
-Conv3dBiasResidualPadSm90 = plan.for_target(Conv3dBiasResidualPad, SM90)
-Conv3dBiasResidualPadSm100 = plan.for_target(Conv3dBiasResidualPad, SM100)
+def conv3d_bias_residual_pad(
+    input: torch.Tensor,
+    packed_weight: torch.Tensor,
+    bias: torch.Tensor,
+    residual: torch.Tensor,
+    residual_bias: torch.Tensor | None = None,
+    current_stream: object = None,
+    *,
+    leading_zero_frames: int = 0,
+    absent_zero_frames: int = 0,
+) -> BottomRightResult:
+    """Valid 3x3x3 convolution plus bias plus residual, with a zero bottom row and right column.
 
-conv3d_bias_residual_pad = plan.function_of(Conv3dBiasResidualPad.call, "conv3d_bias_residual_pad")
-conv3d_bias_residual_pad_wrapper_sm90 = plan.function_of(
-    Conv3dBiasResidualPadSm90.call, "conv3d_bias_residual_pad_wrapper_sm90"
-)
-conv3d_bias_residual_pad_wrapper_sm100 = plan.function_of(
-    Conv3dBiasResidualPadSm100.call, "conv3d_bias_residual_pad_wrapper_sm100"
-)
+    Args:
+        input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
+        packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
+        bias: BF16 ``[Co]``.
+        residual: BF16 ``[N, T+Z-2, H-2, W-2, Co]``.
+        residual_bias: BF16 ``[Co]``, added to ``residual`` first.
+        current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
+        leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
+        absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
+
+    Returns:
+        ``padded_output``, BF16 ``[N, T+Z-2, H-1, W-1, Co]``.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
+    """
+    inputs = (input, packed_weight, bias, residual, residual_bias)
+    return plan.call(ANY_DEVICE, inputs, current_stream, (leading_zero_frames, absent_zero_frames))

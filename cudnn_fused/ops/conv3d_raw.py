@@ -9,7 +9,7 @@ from cudnn_fused.kernels.epilogue import stores
 from cudnn_fused.kernels.lowering import Computation, Convolution
 from cudnn_fused.operands import Operation
 from cudnn_fused.ops import common
-from cudnn_fused.targets import SM90, SM100
+from cudnn_fused.variants import Variant
 
 CONV3D_RAW = Operation(
     name="conv3d_raw",
@@ -23,68 +23,30 @@ CONV3D_RAW = Operation(
     options=(common.LEADING_ZEROS, common.ABSENT_ZEROS),
 )
 
-
-class Conv3dRaw(plan.Plan):
-    """Valid 3x3x3 convolution of preallocated tensors; operands as in :func:`conv3d_raw`, plus ``output``."""
-
-    operation = CONV3D_RAW
-
-    def __init__(
-        self,
-        sample_input: torch.Tensor,
-        sample_packed_weight: torch.Tensor,
-        sample_output: torch.Tensor,
-        *,
-        leading_zero_frames: int = 0,
-        absent_zero_frames: int = 0,
-    ) -> None:
-        super().__init__(
-            (sample_input, sample_packed_weight, sample_output),
-            leading_zero_frames=leading_zero_frames,
-            absent_zero_frames=absent_zero_frames,
-        )
-
-    def execute(
-        self,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        output: torch.Tensor,
-        current_stream: object = None,
-    ) -> torch.Tensor:
-        """Fill and return ``output``."""
-        return self._execute((input, packed_weight, output), current_stream).output
-
-    @classmethod
-    def call(
-        cls,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        current_stream: object = None,
-        *,
-        leading_zero_frames: int = 0,
-        absent_zero_frames: int = 0,
-    ) -> torch.Tensor:
-        """Valid 3x3x3 convolution without bias: FP32 accumulation, one rounding to BF16.
-
-        Args:
-            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
-            packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
-            current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
-            leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
-            absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
-
-        Returns:
-            BF16 ``[N, T+Z-2, H-2, W-2, Co]``.
-
-        Raises:
-            TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
-        """
-        return plan.call(cls, (input, packed_weight), current_stream, (leading_zero_frames, absent_zero_frames)).output
+ANY_DEVICE = Variant(CONV3D_RAW, torch.Tensor)
 
 
-Conv3dRawSm90 = plan.for_target(Conv3dRaw, SM90)
-Conv3dRawSm100 = plan.for_target(Conv3dRaw, SM100)
+def conv3d_raw(
+    input: torch.Tensor,
+    packed_weight: torch.Tensor,
+    current_stream: object = None,
+    *,
+    leading_zero_frames: int = 0,
+    absent_zero_frames: int = 0,
+) -> torch.Tensor:
+    """Valid 3x3x3 convolution without bias: FP32 accumulation, one rounding to BF16.
 
-conv3d_raw = plan.function_of(Conv3dRaw.call, "conv3d_raw")
-conv3d_raw_wrapper_sm90 = plan.function_of(Conv3dRawSm90.call, "conv3d_raw_wrapper_sm90")
-conv3d_raw_wrapper_sm100 = plan.function_of(Conv3dRawSm100.call, "conv3d_raw_wrapper_sm100")
+    Args:
+        input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
+        packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
+        current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
+        leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
+        absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
+
+    Returns:
+        BF16 ``[N, T+Z-2, H-2, W-2, Co]``.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
+    """
+    return plan.call(ANY_DEVICE, (input, packed_weight), current_stream, (leading_zero_frames, absent_zero_frames))

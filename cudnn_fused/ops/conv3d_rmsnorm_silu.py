@@ -11,7 +11,8 @@ from cudnn_fused.kernels.epilogue import stores
 from cudnn_fused.kernels.lowering import Computation, Convolution
 from cudnn_fused.operands import Operation
 from cudnn_fused.ops import common
-from cudnn_fused.targets import SM90, SM100
+from cudnn_fused.results import NormResult
+from cudnn_fused.variants import Variant
 
 CONV3D_RMSNORM_SILU = Operation(
     name="conv3d_rmsnorm_silu",
@@ -34,100 +35,40 @@ CONV3D_RMSNORM_SILU = Operation(
     options=(common.LEADING_ZEROS, common.ABSENT_ZEROS),
 )
 
-
-class Conv3dRmsNormSilu(plan.Plan):
-    """Convolution and post-operations on preallocated tensors; operands as in :func:`conv3d_rmsnorm_silu`."""
-
-    operation = CONV3D_RMSNORM_SILU
-
-    def __init__(
-        self,
-        sample_input: torch.Tensor,
-        sample_packed_weight: torch.Tensor,
-        sample_bias: torch.Tensor,
-        sample_gamma: torch.Tensor,
-        sample_output: torch.Tensor,
-        sample_residual: torch.Tensor | None = None,
-        sample_residual_bias: torch.Tensor | None = None,
-        sample_residual_output: torch.Tensor | None = None,
-        *,
-        leading_zero_frames: int = 0,
-        absent_zero_frames: int = 0,
-    ) -> None:
-        super().__init__(
-            (
-                sample_input,
-                sample_packed_weight,
-                sample_bias,
-                sample_gamma,
-                sample_output,
-                sample_residual,
-                sample_residual_bias,
-                sample_residual_output,
-            ),
-            leading_zero_frames=leading_zero_frames,
-            absent_zero_frames=absent_zero_frames,
-        )
-
-    def execute(
-        self,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        bias: torch.Tensor,
-        gamma: torch.Tensor,
-        output: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        residual_bias: torch.Tensor | None = None,
-        residual_output: torch.Tensor | None = None,
-        current_stream: object = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Fill and return ``(output, residual_output)``."""
-        return self._execute(
-            (input, packed_weight, bias, gamma, output, residual, residual_bias, residual_output),
-            current_stream,
-        )
-
-    @classmethod
-    def call(
-        cls,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        bias: torch.Tensor,
-        gamma: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        residual_bias: torch.Tensor | None = None,
-        current_stream: object = None,
-        *,
-        leading_zero_frames: int = 0,
-        absent_zero_frames: int = 0,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Valid 3x3x3 convolution, bias, optional residual, L2 normalization, ``sqrt(Co)``, gamma and SiLU.
-
-        Args:
-            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
-            packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
-            bias: BF16 ``[Co]``.
-            gamma: BF16 ``[Co]``.
-            residual: BF16 ``[N, T+Z-2, H-2, W-2, Co]``, added before the normalization.
-            residual_bias: BF16 ``[Co]``, added to ``residual`` first.
-            current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
-            leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
-            absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
-
-        Returns:
-            ``output`` and ``residual_output``, BF16 ``[N, T+Z-2, H-2, W-2, Co]``; the latter is the sum before the
-            normalization, or None without ``residual``.
-
-        Raises:
-            TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
-        """
-        inputs = (input, packed_weight, bias, gamma, residual, residual_bias)
-        return plan.call(cls, inputs, current_stream, (leading_zero_frames, absent_zero_frames))
+ANY_DEVICE = Variant(CONV3D_RMSNORM_SILU, NormResult)
 
 
-Conv3dRmsNormSiluSm90 = plan.for_target(Conv3dRmsNormSilu, SM90)
-Conv3dRmsNormSiluSm100 = plan.for_target(Conv3dRmsNormSilu, SM100)
+def conv3d_rmsnorm_silu(
+    input: torch.Tensor,
+    packed_weight: torch.Tensor,
+    bias: torch.Tensor,
+    gamma: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    residual_bias: torch.Tensor | None = None,
+    current_stream: object = None,
+    *,
+    leading_zero_frames: int = 0,
+    absent_zero_frames: int = 0,
+) -> NormResult:
+    """Valid 3x3x3 convolution, bias, optional residual, L2 normalization, ``sqrt(Co)``, gamma and SiLU.
 
-conv3d_rmsnorm_silu = plan.function_of(Conv3dRmsNormSilu.call, "conv3d_rmsnorm_silu")
-conv3d_rmsnorm_silu_wrapper_sm90 = plan.function_of(Conv3dRmsNormSiluSm90.call, "conv3d_rmsnorm_silu_wrapper_sm90")
-conv3d_rmsnorm_silu_wrapper_sm100 = plan.function_of(Conv3dRmsNormSiluSm100.call, "conv3d_rmsnorm_silu_wrapper_sm100")
+    Args:
+        input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
+        packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
+        bias: BF16 ``[Co]``.
+        gamma: BF16 ``[Co]``.
+        residual: BF16 ``[N, T+Z-2, H-2, W-2, Co]``, added before the normalization.
+        residual_bias: BF16 ``[Co]``, added to ``residual`` first.
+        current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
+        leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
+        absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
+
+    Returns:
+        ``output`` and ``residual_output``, BF16 ``[N, T+Z-2, H-2, W-2, Co]``; the latter is the sum before the
+        normalization, or None without ``residual``.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
+    """
+    inputs = (input, packed_weight, bias, gamma, residual, residual_bias)
+    return plan.call(ANY_DEVICE, inputs, current_stream, (leading_zero_frames, absent_zero_frames))

@@ -11,7 +11,8 @@ from cudnn_fused.kernels.epilogue import stores
 from cudnn_fused.kernels.lowering import Computation, Convolution
 from cudnn_fused.operands import Operand, Operation, Role, Shape
 from cudnn_fused.ops import common
-from cudnn_fused.targets import SM90, SM100
+from cudnn_fused.results import PaddedResult
+from cudnn_fused.variants import Variant
 
 CONV3D_RMSNORM_SILU_PAD = Operation(
     name="conv3d_rmsnorm_silu_pad",
@@ -52,141 +53,50 @@ CONV3D_RMSNORM_SILU_PAD = Operation(
     options=(common.HISTORY, common.LEADING_ZEROS, common.ABSENT_ZEROS, common.OMITTED_ZEROS),
 )
 
+ANY_DEVICE = Variant(CONV3D_RMSNORM_SILU_PAD, PaddedResult)
 
-class Conv3dRmsNormSiluPad(plan.Plan):
-    """Convolution and post-operations into preallocated padding; operands as in :func:`conv3d_rmsnorm_silu_pad`.
 
-    With ``history_frames`` the caller fills the history: the interiors of that many leading planes of
-    ``padded_output``, and the older frames of ``cache_output``, are left untouched. With ``previous`` they are written.
+def conv3d_rmsnorm_silu_pad(
+    input: torch.Tensor,
+    packed_weight: torch.Tensor,
+    bias: torch.Tensor,
+    gamma: torch.Tensor,
+    history_frames: int = 0,
+    residual: torch.Tensor | None = None,
+    residual_bias: torch.Tensor | None = None,
+    current_stream: object = None,
+    *,
+    previous: torch.Tensor | None = None,
+    leading_zero_frames: int = 0,
+    absent_zero_frames: int = 0,
+    omit_zero_frames: int = 0,
+) -> PaddedResult:
+    """As :func:`conv3d_rmsnorm_silu`, stored as the padded input of the next causal convolution.
+
+    Args:
+        input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
+        packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
+        bias: BF16 ``[Co]``.
+        gamma: BF16 ``[Co]``.
+        history_frames: P, 0 to 2 frames of history that the caller will copy into the uninitialized interiors
+            ``padded_output[:, 2-P:2, 1:-1, 1:-1]`` and the head of ``cache_output``.
+        residual: BF16 ``[N, T+Z-2, H-2, W-2, Co]``, added before the normalization.
+        residual_bias: BF16 ``[Co]``, added to ``residual`` first.
+        current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
+        previous: BF16 ``[N, P, H-2, W-2, Co]``, one or two activated frames (the ``cache_output`` of the previous
+            chunk), which are copied for the caller; ``history_frames`` may then be left out.
+        leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
+        absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
+        omit_zero_frames: 1 leaves the zero planes of missing history out of ``padded_output``: it then has ``2-P``
+            frames less, and is the ``input`` of a convolution with ``absent_zero_frames=2-P``.
+
+    Returns:
+        ``padded_output`` ``[N, T+Z, H, W, Co]``, ``cache_output`` ``[N, min(2, T+Z-2+P), H-2, W-2, Co]`` and
+        ``residual_output`` ``[N, T+Z-2, H-2, W-2, Co]`` (None without ``residual``), all BF16.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
     """
-
-    operation = CONV3D_RMSNORM_SILU_PAD
-
-    def __init__(
-        self,
-        sample_input: torch.Tensor,
-        sample_packed_weight: torch.Tensor,
-        sample_bias: torch.Tensor,
-        sample_gamma: torch.Tensor,
-        sample_padded_output: torch.Tensor,
-        sample_cache_output: torch.Tensor,
-        history_frames: int = 0,
-        sample_residual: torch.Tensor | None = None,
-        sample_residual_bias: torch.Tensor | None = None,
-        sample_residual_output: torch.Tensor | None = None,
-        *,
-        sample_previous: torch.Tensor | None = None,
-        leading_zero_frames: int = 0,
-        absent_zero_frames: int = 0,
-        omit_zero_frames: int = 0,
-    ) -> None:
-        super().__init__(
-            (
-                sample_input,
-                sample_packed_weight,
-                sample_bias,
-                sample_gamma,
-                sample_padded_output,
-                sample_cache_output,
-                sample_residual,
-                sample_residual_bias,
-                sample_residual_output,
-                sample_previous,
-            ),
-            history_frames=history_frames,
-            leading_zero_frames=leading_zero_frames,
-            absent_zero_frames=absent_zero_frames,
-            omit_zero_frames=omit_zero_frames,
-        )
-
-    def execute(
-        self,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        bias: torch.Tensor,
-        gamma: torch.Tensor,
-        padded_output: torch.Tensor,
-        cache_output: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        residual_bias: torch.Tensor | None = None,
-        residual_output: torch.Tensor | None = None,
-        current_stream: object = None,
-        *,
-        previous: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Fill and return ``(padded_output, cache_output, residual_output)``."""
-        return self._execute(
-            (
-                input,
-                packed_weight,
-                bias,
-                gamma,
-                padded_output,
-                cache_output,
-                residual,
-                residual_bias,
-                residual_output,
-                previous,
-            ),
-            current_stream,
-        )
-
-    @classmethod
-    def call(
-        cls,
-        input: torch.Tensor,
-        packed_weight: torch.Tensor,
-        bias: torch.Tensor,
-        gamma: torch.Tensor,
-        history_frames: int = 0,
-        residual: torch.Tensor | None = None,
-        residual_bias: torch.Tensor | None = None,
-        current_stream: object = None,
-        *,
-        previous: torch.Tensor | None = None,
-        leading_zero_frames: int = 0,
-        absent_zero_frames: int = 0,
-        omit_zero_frames: int = 0,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """As :func:`conv3d_rmsnorm_silu`, stored as the padded input of the next causal convolution.
-
-        Args:
-            input: BF16 ``[N, T, H, W, Ci]``, contiguous; T+Z, H and W at least 3.
-            packed_weight: BF16 ``[Co, 3, 3, 3, ceil64(Ci)]`` from :func:`cudnn_fused.pack_conv3d_weight`.
-            bias: BF16 ``[Co]``.
-            gamma: BF16 ``[Co]``.
-            history_frames: P, 0 to 2 frames of history that the caller will copy into the uninitialized interiors
-                ``padded_output[:, 2-P:2, 1:-1, 1:-1]`` and the head of ``cache_output``.
-            residual: BF16 ``[N, T+Z-2, H-2, W-2, Co]``, added before the normalization.
-            residual_bias: BF16 ``[Co]``, added to ``residual`` first.
-            current_stream: ``CUstream``, int handle, ``torch.cuda.Stream``, or None for PyTorch's current stream.
-            previous: BF16 ``[N, P, H-2, W-2, Co]``, one or two activated frames (the ``cache_output`` of the previous
-                chunk), which are copied for the caller; ``history_frames`` may then be left out.
-            leading_zero_frames: 0, 1 or 2 frames at the front of ``input`` count as zeros and are not read.
-            absent_zero_frames: Z, 0, 1 or 2 frames of zeros that stand in front of ``input`` without being in memory.
-            omit_zero_frames: 1 leaves the zero planes of missing history out of ``padded_output``: it then has
-                ``2-P`` frames less, and is the ``input`` of a convolution with ``absent_zero_frames=2-P``.
-
-        Returns:
-            ``padded_output`` ``[N, T+Z, H, W, Co]``, ``cache_output`` ``[N, min(2, T+Z-2+P), H-2, W-2, Co]`` and
-            ``residual_output`` ``[N, T+Z-2, H-2, W-2, Co]`` (None without ``residual``), all BF16.
-
-        Raises:
-            TypeError, ValueError, RuntimeError, NotImplementedError: as listed in ``docs/api.md``.
-        """
-        inputs = (input, packed_weight, bias, gamma, residual, residual_bias, previous)
-        return plan.call(
-            cls, inputs, current_stream, (history_frames, leading_zero_frames, absent_zero_frames, omit_zero_frames)
-        )
-
-
-Conv3dRmsNormSiluPadSm90 = plan.for_target(Conv3dRmsNormSiluPad, SM90)
-Conv3dRmsNormSiluPadSm100 = plan.for_target(Conv3dRmsNormSiluPad, SM100)
-
-conv3d_rmsnorm_silu_pad = plan.function_of(Conv3dRmsNormSiluPad.call, "conv3d_rmsnorm_silu_pad")
-conv3d_rmsnorm_silu_pad_wrapper_sm90 = plan.function_of(
-    Conv3dRmsNormSiluPadSm90.call, "conv3d_rmsnorm_silu_pad_wrapper_sm90"
-)
-conv3d_rmsnorm_silu_pad_wrapper_sm100 = plan.function_of(
-    Conv3dRmsNormSiluPadSm100.call, "conv3d_rmsnorm_silu_pad_wrapper_sm100"
-)
+    inputs = (input, packed_weight, bias, gamma, residual, residual_bias, previous)
+    options = (history_frames, leading_zero_frames, absent_zero_frames, omit_zero_frames)
+    return plan.call(ANY_DEVICE, inputs, current_stream, options)

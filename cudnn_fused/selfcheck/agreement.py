@@ -11,8 +11,8 @@ import functools
 
 import torch
 
-from cudnn_fused.operands import BF16
 from cudnn_fused.selfcheck.cases import Case, Operands, run_reference
+from cudnn_fused.types import BF16
 
 Tensor = torch.Tensor
 

@@ -15,9 +15,12 @@ from functools import cached_property
 import torch
 
 from cudnn_fused import cudnn_names, pack_causal_conv3d_weight, pack_conv3d_weight, reference
-from cudnn_fused.operands import BF16, Operation, Problem, Sample, validate
+from cudnn_fused.operands import Operation, Sample, validate
 from cudnn_fused.ops import OPERATIONS
-from cudnn_fused.plan import PLAN_CLASSES, Plan
+from cudnn_fused.plan import Plan
+from cudnn_fused.plans import CLASSES
+from cudnn_fused.problem import Problem
+from cudnn_fused.types import BF16
 from cudnn_fused.window import DENSE_3X3X3
 
 Operands = dict[str, torch.Tensor]
@@ -72,7 +75,7 @@ class Case:
 
     @property
     def plan_class(self) -> type[Plan]:
-        return PLAN_CLASSES[self.variant, ""]
+        return CLASSES[self.variant]
 
     @property
     def halo(self) -> int:
@@ -233,7 +236,7 @@ def copy_history(case: Case, outputs: Operands, frames: torch.Tensor | None) -> 
 
 def make_plan(case: Case, operands: Mapping[str, torch.Tensor]) -> Plan:
     """The compiled class for the operands."""
-    plan = case.plan_class(**{f"sample_{name}": tensor for name, tensor in operands.items()}, **case.options)  # type: ignore[call-arg]
+    plan = case.plan_class(**{f"sample_{name}": tensor for name, tensor in operands.items()}, **case.options)
     plan.compile()
     return plan
 

@@ -40,7 +40,7 @@ from cudnn_fused.kernels.pack import PackC12
 from cudnn_fused.window import Window
 
 ARCH = "sm_90a"
-PARAMETERS = "h: int32, w: int32"  # some of those that a launcher names when it is called without
+PARAMETERS = "Expects 15 parameters"  # what a launcher says when it is called without them
 PACKING = (2, "input", "previous", "padded_input", "cache_output")
 IDENTITY = ("some", "identity")
 PROCESSES = 3

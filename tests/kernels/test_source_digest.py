@@ -14,15 +14,19 @@ from cudnn_fused.kernels.source_digest import source_digest
 ROOT = Path(cudnn_fused.__file__).parent
 KERNEL_SOURCES = (
     "kernels/__init__.py",
-    "kernels/conv3d_sm90.py",
-    "kernels/rows.py",
-    "operands.py",  # imported by kernels
+    "kernels/conv/sm90.py",
+    "kernels/epilogue/rows.py",
+    "problem.py",  # imported by kernels
+    "types.py",
     "weights.py",
     "user_cache.py",
 )
 OTHER_SOURCES = (
     "__init__.py",
     "doctor.py",
+    "operands.py",  # imported by kernels for type checkers alone
+    "plan.py",
+    "variants.py",
     "selfcheck/cases.py",
     "testing/cases.py",
     "testing/eager.py",
@@ -38,8 +42,8 @@ def package(tmp_path: Path) -> Path:
 
 
 def digest_after_a_comment(package: Path, name: str) -> str:
-    with (package / name).open("a", encoding="utf-8") as file:
-        file.write("# a comment\n")
+    path = package / name
+    path.write_text(f"{path.read_text(encoding='utf-8')}# a comment\n", encoding="utf-8")
     return source_digest(package)
 
 
@@ -54,7 +58,8 @@ def test_other_modules(package: Path, name: str) -> None:
 
 
 def test_a_new_name_of_a_file_counts(package: Path) -> None:
-    (package / "kernels" / "rows.py").rename(package / "kernels" / "other_rows.py")
+    rows = package / "kernels" / "epilogue" / "rows.py"
+    rows.rename(rows.with_name("other_rows.py"))
     assert source_digest(package) != disk_cache.SOURCES
 
 
@@ -71,5 +76,16 @@ def test_new_files(package: Path) -> None:
 def test_an_import_inside_a_function_counts(package: Path) -> None:
     (package / "helper.py").write_text("")
     (package / "kernels" / "another.py").write_text("def f():\n    from cudnn_fused.helper import g\n")
+    before = source_digest(package)
+    assert digest_after_a_comment(package, "helper.py") != before
+
+
+def test_an_import_for_type_checkers_does_not_count(package: Path) -> None:
+    (package / "helper.py").write_text("")
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cudnn_fused.helper\nelse:\n    {}\n"
+    (package / "kernels" / "another.py").write_text(source.format("pass"))
+    before = source_digest(package)
+    assert digest_after_a_comment(package, "helper.py") == before
+    (package / "kernels" / "another.py").write_text(source.format("import cudnn_fused.helper"))
     before = source_digest(package)
     assert digest_after_a_comment(package, "helper.py") != before

@@ -26,7 +26,8 @@ from cudnn_fused.kernels.gpu import GpuBackend
 from cudnn_fused.kernels.lowering import Computation, Convolution
 from cudnn_fused.kernels.sm90 import sm90
 from cudnn_fused.kernels.sm100 import sm100
-from cudnn_fused.operands import ChannelRule, Operand, Operation, Problem, Role, Sample, Shape, validate
+from cudnn_fused.operands import ChannelRule, Operand, Operation, Role, Sample, Shape, validate
+from cudnn_fused.problem import Problem
 from cudnn_fused.weights import unpack_conv3d_weight
 from cudnn_fused.window import Window
 from ptxemu import emulate

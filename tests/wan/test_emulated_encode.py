@@ -22,7 +22,7 @@ from cudnn_fused.kernels.compiling import DeviceSpec
 from cudnn_fused.kernels.gpu import GpuBackend
 from cudnn_fused.kernels.sm90 import sm90
 from cudnn_fused.kernels.sm100 import sm100
-from cudnn_fused.operands import Problem
+from cudnn_fused.problem import Problem
 from cudnn_fused.testing.agreement import differing
 from cudnn_fused.wan import fuse_encoder
 from ptxemu import emulate

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cudnn_fused.backends import using
-from cudnn_fused.operands import Problem
+from cudnn_fused.problem import Problem
 from cudnn_fused.wan import encoder, fuse_encoder
 from tests.wan.conftest import random_video
 

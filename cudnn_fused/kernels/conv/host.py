@@ -14,7 +14,7 @@ from cudnn_fused.kernels.conv.schedule import TileScheduler
 from cudnn_fused.kernels.conv.select import Tile
 from cudnn_fused.kernels.conv.spec import DESCRIPTOR_UNIT, Conv3dSpec
 from cudnn_fused.kernels.epilogue.rows import RowFinisher
-from cudnn_fused.operands import ELEMENT_BYTES
+from cudnn_fused.types import ELEMENT_BYTES
 
 
 class Conv3dKernel:

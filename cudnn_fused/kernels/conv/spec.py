@@ -11,7 +11,7 @@ from typing import Any
 
 from cudnn_fused.kernels.conv.padded_grid import PaddedGrid
 from cudnn_fused.kernels.epilogue.declaration import Epilogue
-from cudnn_fused.operands import ELEMENT_BYTES
+from cudnn_fused.types import ELEMENT_BYTES
 from cudnn_fused.window import DENSE_3X3X3, Window
 
 K_STEP = 16  # channels of one matrix instruction

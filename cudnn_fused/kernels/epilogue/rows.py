@@ -30,7 +30,7 @@ from cudnn_fused.kernels.device import (
 from cudnn_fused.kernels.epilogue import arithmetic
 from cudnn_fused.kernels.epilogue.arithmetic import Fragment
 from cudnn_fused.kernels.epilogue.declaration import Epilogue
-from cudnn_fused.operands import ELEMENT_BYTES
+from cudnn_fused.types import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from cudnn_fused.kernels.epilogue.device_stores import DeviceStore

@@ -30,7 +30,7 @@ from cudnn_fused.kernels.device import (
 )
 from cudnn_fused.kernels.epilogue.arithmetic import Fragment
 from cudnn_fused.kernels.epilogue.rows import Destination
-from cudnn_fused.operands import ELEMENT_BYTES
+from cudnn_fused.types import ELEMENT_BYTES
 
 ABSENT = -1  # in place of a pixel number
 
