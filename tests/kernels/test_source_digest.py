@@ -14,8 +14,8 @@ from cudnn_fused.kernels.source_digest import source_digest
 ROOT = Path(cudnn_fused.__file__).parent
 KERNEL_SOURCES = (
     "kernels/__init__.py",
-    "kernels/conv3d_sm90.py",
-    "kernels/rows.py",
+    "kernels/conv/sm90.py",
+    "kernels/epilogue/rows.py",
     "operands.py",  # imported by kernels
     "weights.py",
     "user_cache.py",
@@ -54,7 +54,8 @@ def test_other_modules(package: Path, name: str) -> None:
 
 
 def test_a_new_name_of_a_file_counts(package: Path) -> None:
-    (package / "kernels" / "rows.py").rename(package / "kernels" / "other_rows.py")
+    epilogue = package / "kernels" / "epilogue"
+    (epilogue / "rows.py").rename(epilogue / "other_rows.py")
     assert source_digest(package) != disk_cache.SOURCES
 
 
