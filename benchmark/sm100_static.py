@@ -106,7 +106,7 @@ class TileCounts:
     weights: int = 0  # of what goes from global to shared memory, as far as it is known
     registers: int = 0  # of a thread of the epilogue
     opcodes: Mapping[str, float] = field(default_factory=dict)  # issued by the warps of the epilogue
-    flat: bool = False  # tiles run over all pixels; otherwise over the rows of a frame, junk included
+    flat: bool = False  # tiles run over all pixels; otherwise over the rows of a frame, halo rows included
     tile: TileConfig | None = None  # of ours
 
     def tiles(self, n: int, t: int, h: int, w: int, co: int) -> int:

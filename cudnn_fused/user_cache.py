@@ -13,7 +13,7 @@ FILE_MODE = 0o666  # less what the umask takes away: whether others may use the 
 
 
 def directory() -> Path | None:
-    """Where things are kept; None if the variable is there and empty, or if the user has no home."""
+    """The directory; None if the environment variable is set to an empty string or the user has no home directory."""
     chosen = os.environ.get(DIRECTORY_VARIABLE)
     if chosen is not None:
         return Path(chosen) if chosen else None

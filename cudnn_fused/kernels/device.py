@@ -96,7 +96,7 @@ def follow_previous_kernel() -> None:
 
 @cute.jit
 def wait(barrier, phase: Int32):
-    """Wait until the barrier's phase of this parity is over."""
+    """Wait until the barrier's phase of this parity is over (PTX ISA, "mbarrier.try_wait")."""
     while not prims.mbarrier_try_wait_parity(barrier, phase):
         pass
 
@@ -109,8 +109,10 @@ def wait_cluster(barrier, phase: Int32):
 
 
 def meet() -> None:
-    """Bring the lanes of a warp together again behind a loop that each leaves in its own time, such as a wait: an
-    instruction that is ``.aligned`` takes for granted that all of them execute it at once."""
+    """Reconverge the lanes of a warp after a loop that each lane leaves at its own time, such as a wait.
+
+    An instruction that is ``.aligned`` must be executed by all lanes of the warp at once.
+    """
     prims.bar_warp_sync(ALL_LANES)
 
 

@@ -201,7 +201,7 @@ def _discard_oldest(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _turn(lock: Path) -> Iterator[None]:
-    """Enter when no other process is inside, or when that cannot be found out or takes too long: it is no error."""
+    """Enter when no other process is inside. If locking fails or takes too long, enter anyway."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # there may be no place for it, or no locks on this file system
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -228,6 +228,6 @@ def _locked(handle: int) -> bool:
 
 
 def _remove(lock: Path) -> None:
-    # Who waits for it gets it still, and who comes later makes another: both find the entry that was written.
+    # Processes that already wait still get this lock, later ones create a new file: both find the entry.
     with contextlib.suppress(OSError):
         lock.unlink()

@@ -26,9 +26,9 @@ _thread = threading.local()
 
 
 def ensure_context(device: torch.device) -> None:
-    """Make sure that this thread has a CUDA context on ``device``, its current one, for launchers to find.
+    """Make sure that this thread has a CUDA context on ``device``, its current device. Launchers need one.
 
-    A thread that has not used CUDA has none, and PyTorch's guard makes none for the device that is current anyway.
+    A thread that has not used CUDA has no context, and PyTorch's guard creates none for the device that is current.
     """
     if getattr(_thread, "has_context", False):
         return
@@ -40,7 +40,7 @@ def ensure_context(device: torch.device) -> None:
 
 @functools.cache
 def device_spec(target: Target, device: torch.device) -> DeviceSpec:
-    """What there is to know of a GPU. Asked once: it does not change."""
+    """The properties of a GPU. They do not change, so the driver is asked once."""
     with torch.cuda.device(device):
         ensure_context(device)
         properties = torch.cuda.get_device_properties(device)

@@ -181,7 +181,7 @@ class Values:
 
 
 def make_inputs(case: Case, device: torch.device | str, *, integers: bool, seed: int = 0) -> Operands:
-    """The inputs of ``case`` by name, with weights packed. Frames that are said to be zero are."""
+    """The inputs of ``case`` by name, with weights packed. The ``leading_zero_frames`` are filled with zeros."""
     values = Values(device, integers=integers, seed=seed)
     made: Operands = {}
     for operand in case.operation.inputs:

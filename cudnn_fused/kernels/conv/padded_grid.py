@@ -108,9 +108,9 @@ class PaddedGrid(KernelArgument):
         """In ``[N, To, Ho+1, Wo+1]``; of rows with ``wo <= Wo``, the last of which is the zero column."""
         return (frame * (self.out_h + 1) + ho) * (self.out_w + 1) + wo
 
-    # The pixels of this padded tensor, 3x3 taps in space, that no row falls on: leading frames and borders. ``in_runs``
-    # says that halo rows are stored, too, as one run with the others: then the left and right columns are not among
-    # them.
+    # The padding pixels of this padded tensor, for 3x3 taps in space: leading frames and borders, to which no row is
+    # stored. With ``in_runs`` halo rows are stored too, in one run with the others; they cover the left and right
+    # columns.
 
     @property
     def leading_frames(self) -> int:

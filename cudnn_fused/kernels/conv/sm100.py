@@ -91,7 +91,12 @@ THREADS = (Role.WEIGHTS + 1) * WARP
 
 @dataclass(frozen=True)
 class Shared:
-    """The shared memory of a CTA. Of the ``full`` barriers and ``acc_empty``, only the leader's are used."""
+    """The shared memory of a CTA. Of the ``full`` barriers and ``acc_empty``, only the leader's are used.
+
+    The barriers are mbarrier objects (PTX ISA, "mbarrier"): a phase ends when all arrivals and, at ``a_full`` and
+    ``b_full``, all bytes of ``mbarrier.arrive.expect_tx`` are in. ``tcgen05.commit`` arrives at ``a_empty``,
+    ``b_empty`` and ``acc_full`` when the products before it are done.
+    """
 
     a_full: cutlass.Array
     a_empty: cutlass.Array
@@ -393,7 +398,10 @@ class Conv3dSm100(Conv3dKernel):
                 tile += cluster.count
 
     def issue(self, block: Int32, a: Int64, b: Int64, steps: int, accumulate: Boolean) -> None:
-        """The products of one stage of each operand, added to a block, or put there unless ``accumulate``."""
+        """The products of one stage of each operand, added to a block, or put there unless ``accumulate``.
+
+        PTX ISA, tcgen05, "Instruction descriptor", ``.kind::f16``.
+        """
         instruction = prims.Tcgen05InstrDesc.build(
             a_dtype=BFloat16, b_dtype=BFloat16, c_dtype=Float32, m_dim=BLOCK_M, n_dim=self.config.n_block
         )
@@ -409,7 +417,11 @@ class Conv3dSm100(Conv3dKernel):
             )
 
     def descriptor(self, tile: cutlass.Array) -> Int64:
-        """Of rows of 128 bytes that are swizzled in groups of eight."""
+        """Matrix descriptor of rows of 128 bytes that are swizzled in groups of eight.
+
+        PTX ISA, tcgen05, "Shared memory descriptor": offsets in bytes here, in 16-byte units in the descriptor. The
+        leading offset has no meaning for swizzled K-major rows that are no wider than the swizzle.
+        """
         return prims.Tcgen05SmemDesc.build(
             tile,
             leading_byte_offset=UNUSED_OFFSET,
@@ -422,7 +434,7 @@ class Conv3dSm100(Conv3dKernel):
         return descriptor + Int64(offset // DESCRIPTOR_UNIT)
 
     def signal(self, barrier, cluster: Cluster) -> None:
-        """Arrive on this barrier of both CTAs when all products so far are done."""
+        """Arrive on this barrier of both CTAs when all products so far are done (PTX ISA, "tcgen05.commit")."""
         both = Int32((1 << PAIR) - 1) << cluster.leader
         prims.tcgen05_commit(barrier, multicast_mask=both, group=BOTH)
 
@@ -430,7 +442,7 @@ class Conv3dSm100(Conv3dKernel):
 
     @cute.jit
     def finish_rows(self, shared: Shared, grid: PaddedGrid, tmem: Int32, warp: Int32, tensors: Addresses):
-        """The epilogue: fill what no row falls on while the first tile is computed, then finish rows, one to a thread.
+        """The epilogue: fill the padding pixels while the first tile is computed, then finish rows, one to a thread.
 
         A thread first moves its rows out of the accumulators, so that they are free for the next tile, rounded to BF16
         into columns of tensor memory that are its own. From there it takes a block of channels at a time, twice if
@@ -652,7 +664,7 @@ class Conv3dSm100(Conv3dKernel):
 
     @cute.jit
     def pad(self, grid: PaddedGrid, thread: Int32, tensors: Addresses):
-        """This CTA's share of the pixels that no row falls on; neighbouring lanes share a pixel."""
+        """This CTA's share of the padding pixels; neighbouring lanes share a pixel."""
         finisher = self.finisher
         row_chunks = self.spec.co // CHUNK_CHANNELS
         lanes = row_chunks & -row_chunks  # the largest power of two that divides it

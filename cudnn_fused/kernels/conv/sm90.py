@@ -75,7 +75,9 @@ class Swizzle:
     def descriptor(self, place: Int32) -> Int64:
         """Matrix descriptor of a K-major operand: groups of eight rows one behind the other, no leading offset (1).
 
-        ``place`` counts 16-byte units. The permutation depends on address bits alone, so it may be any row of a tile.
+        PTX ISA, wgmma, "Matrix Descriptor Format": start address in bits 0-13, leading offset in 16-29, stride offset
+        in 32-45, base offset 0 in 49-51, swizzle in 62-63; addresses and offsets in 16-byte units, as ``place`` is.
+        The permutation depends on address bits alone, so ``place`` may be any row of a tile.
         """
         group = SWIZZLE_ROWS * self.row_bytes // DESCRIPTOR_UNIT
         constant = (self.mode << 62) | (group << 32) | (1 << 16)
@@ -109,7 +111,12 @@ LAST_FINISHERS = (CONSUMERS + 1) * WARPGROUP  # threads that finish a CTA's last
 
 @dataclass(frozen=True)
 class Shared:
-    """The shared memory of a CTA."""
+    """The shared memory of a CTA.
+
+    The barriers are mbarrier objects (PTX ISA, "mbarrier"): a phase ends when all arrivals and, at ``a_full`` and
+    ``b_full``, all bytes of ``mbarrier.arrive.expect_tx`` are in. Waits name the parity of a phase
+    (``mbarrier.try_wait.parity``).
+    """
 
     a_full: cutlass.Array
     a_empty: cutlass.Array
@@ -167,8 +174,8 @@ class Accumulators:
     """The FP32 sums of a consumer thread: ``m_blocks * n_blocks`` blocks of 64 rows by ``n_block`` channels.
 
     In a block, warp ``w`` and lane ``l`` hold rows ``16*w + l//4 + 8*half`` and channels ``8*j + 2*(l%4) + e`` in
-    register ``4*j + 2*half + e``. A block is one LLVM struct from its first wgmma to its last: taken apart in between,
-    it would cost the compiler seconds.
+    register ``4*j + 2*half + e``: matrix D of PTX ISA, wgmma, "Register Fragments". A block is one LLVM struct from its
+    first wgmma to its last: taken apart in between, it would cost the compiler seconds.
     """
 
     def __init__(self, config: TileConfig, blocks: list[ir.Value]) -> None:
@@ -444,7 +451,8 @@ class Conv3dSm90(Conv3dKernel):
                                     swizzle.descriptor(b_stage + k * step_units),
                                 )
                         prims.wgmma_commit_group_sync_aligned()
-                        # All groups but the newest are done: what the one before it read is free.
+                        # All groups but the newest are done (PTX ISA, "wgmma.wait_group"), so the stages that the group
+                        # before it read are free.
                         prims.wgmma_wait_group_sync_aligned(1)
                         self.release(shared.b_empty, b_busy, thread)
                         b_busy = b.index
@@ -613,10 +621,10 @@ class Conv3dSm90(Conv3dKernel):
 
     @cute.jit
     def finish_rows(self, shared: Shared, grid: PaddedGrid, tensors: Addresses):
-        """The epilogue warpgroup: finish staged rows, and fill what no row falls on.
+        """The epilogue warpgroup: finish staged rows, and fill the padding pixels.
 
-        The filling is shared out over the tiles and done while each is computed. Nothing is computed beside the last
-        tile of a CTA, so its rows are shared out over the consumers' threads too.
+        Each tile gets a share of the padding pixels, which are filled while that tile is computed. The consumers have
+        no next tile to compute beside the last tile of a CTA, so their threads finish some of its rows.
         """
         config, finisher = self.config, self.finisher
         rank, split, tile, step = self.cluster()

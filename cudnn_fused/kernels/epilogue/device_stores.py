@@ -1,4 +1,4 @@
-"""The stores of :mod:`.stores` in kernels: where each row goes, and what stands where no row falls."""
+"""The stores of :mod:`.stores` in kernels: where each row goes, and what the padding pixels hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeviceStore:
         raise NotImplementedError
 
     def padding_pixels(self, grid: PaddedGrid) -> Int32:
-        """How many pixels no row falls on."""
+        """How many pixels of the output no row is stored to."""
         return Int32(0)
 
     def pad(

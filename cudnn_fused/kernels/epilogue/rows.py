@@ -226,7 +226,7 @@ class RowFinisher:
             store_pixel(destination.tensor, destination.pixel, channels, channel, lanes, fragment)
 
     def padding_pixels(self, grid: PaddedGrid) -> Int32:
-        """How many pixels of the output no row falls on."""
+        """How many padding pixels the output has: those that no row is stored to."""
         return self.store.padding_pixels(grid)
 
     def pad(self, grid: PaddedGrid, index: Int32, lane: Int32, lanes: int, tensors: Addresses) -> None:
