@@ -195,7 +195,9 @@ def test_a_configuration_says_what_it_cannot_serve() -> None:
 
 # The process of one way: the doctor with stubs for kernels, of which the second is BROKEN.
 PROCESS = """
-import os, sys, time, torch
+import os, sys, time
+sys.path[:0] = {path}
+import torch
 from cudnn_fused import doctor
 from tests.kernels.test_doctor import CPU, TINY, Stubborn, plainly
 from cudnn_fused.backends import REFERENCE
@@ -217,7 +219,12 @@ with torch.no_grad():
 
 
 def process(way: str, what: str) -> list[str]:
-    return [sys.executable, "-c", textwrap.dedent(PROCESS.replace("{what}", what)), way]
+    return [
+        sys.executable,
+        "-c",
+        textwrap.dedent(PROCESS.replace("{what}", what).replace("{path}", repr(sys.path))),
+        way,
+    ]
 
 
 def test_a_process_that_works_tells_everything() -> None:
