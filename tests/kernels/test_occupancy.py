@@ -39,7 +39,7 @@ def test_a_driver_that_refuses_leaves_what_is_expected(monkeypatch: pytest.Monke
     answer(monkeypatch, refuse)
     assert resident_clusters(B200) == expected_clusters(B200)
     assert expected_clusters(B200)[8] == 16
-    assert expected_clusters(132)[4] == 32
+    assert expected_clusters(132)[4] == 30
 
 
 @pytest.mark.parametrize("multiprocessors", [2, 3, 8, 78, 132, 148, 160])
@@ -75,5 +75,5 @@ def test_this_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     clusters = gpu.device_spec(target, device).clusters
     assert clusters[1] == multiprocessors
     assert all(count * size <= multiprocessors for size, count in clusters.items())
-    if multiprocessors in occupancy.KNOWN:
-        assert occupancy.KNOWN[multiprocessors].items() <= clusters.items()
+    for size, known in occupancy.KNOWN.get(multiprocessors, {}).items():
+        assert abs(clusters[size] - known) <= (2 if size > 2 else 0)  # cards differ in which multiprocessors they have
