@@ -13,7 +13,7 @@ SIZES = (1, 2, 4, 8)  # CTAs of a cluster; every GPU takes up to 8
 SHARED_BYTES = 227 * 1024  # of a CTA, the most there is: no second one fits beside it
 PROBE_THREADS = 128
 
-# By the multiprocessors of a GPU: clusters by their size. 132 is what the driver said of one H200 (2026-12-01); cards of
+# By the multiprocessors of a GPU: clusters by their size. 132 is what the driver said of an H200 (2026-12-01); cards of
 # one model differ in which multiprocessors they have, and so by a cluster or two. 148 is the B200, of which it is known
 # for clusters of 8; for those of 4 the rule stands in.
 KNOWN: Mapping[int, Mapping[int, int]] = {

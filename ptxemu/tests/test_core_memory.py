@@ -244,7 +244,7 @@ def test_float_atomics_in_shared_memory():
 
 
 def test_distributed_shared_memory():
-    """Each CTA writes into the other's shared memory, which has started; the barrier of the cluster makes it visible."""
+    """Each CTA writes into the memory of the other, which has started; the barrier of the cluster makes it visible."""
     body = """
     barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;
     mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; xor.b32 %r3, %r2, 1; mov.b32 %r5, smem; shl.b32 %r6, %r1, 2;

@@ -291,7 +291,7 @@ ALWAYS = {"tap-row-order", "tail-skip", "border", "history-offset", "cache-frame
 def run_probe(package: Path, probe: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(package.parent), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join(map(str, (package.parent, ROOT / "ptxemu" / "src", ROOT))),
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "tests.kernels.emulated", probe]

@@ -144,9 +144,8 @@ class PaddedRows(DeviceStore):
             t, inside = divide(rest, target.frame_pixels)
             hp, wp = divide(inside, target.w)
             ho, wo = hp - 1, wp - 1
-            frame = t - (
-                target.leading_frames - self.declared.history
-            )  # of the earlier ones; a missing one is negative
+            # Of the earlier frames; a missing one is negative.
+            frame = t - (target.leading_frames - self.declared.history)
             interior = (ho >= 0) & (ho < target.out_h) & (wo >= 0) & (wo < target.out_w)
             pixel = target.frame(n, t + target.absent_frames) + inside
             if interior & (frame >= 0):
