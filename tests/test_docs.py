@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PICTURE = runpy.run_path(str(ROOT / "docs" / "make_architecture_picture.py"))
-FOLDERS = ("benchmark", "cudnn_fused", "docs", "ptxemu", "tests")
+FOLDERS = ("benchmark", "cudnn_fused", "docs", "ptxemu", "tests", "tools")
 FILES = tuple(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts)
 PLACES = {f"/{path.relative_to(ROOT).as_posix()}" for path in (*FILES, *ROOT.iterdir())}
 PAGES = sorted(path for path in (*FILES, *ROOT.iterdir()) if path.suffix == ".md")
