@@ -43,6 +43,7 @@ from cudnn_fused.testing.cases import Case, make_inputs, make_outputs, make_prob
 from ptxemu import emulate
 from tests.kernels.emulated import sm100
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 MODEL = "Some GPU"
 TINY = Case("conv3d_raw", 1, 1, 1, 1, (160, 160))
@@ -53,7 +54,7 @@ LITTLE_PATIENCE = 1.0
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # processes find what this one does
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "ptxemu" / "src"))))  # for processes
     monkeypatch.setenv(user_cache.DIRECTORY_VARIABLE, str(tmp_path / "cache"))
 
 
