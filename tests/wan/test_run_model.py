@@ -156,8 +156,8 @@ def test_one_corrupted_value_fails(
 ) -> None:
     project = FusedWanEncoder._project
 
-    def project_and_corrupt(conv: torch.nn.Module, padded: torch.Tensor) -> torch.Tensor:
-        moments = project(conv, padded)
+    def project_and_corrupt(*operands: object) -> torch.Tensor:
+        moments = project(*operands)
         corrupt(moments)
         return moments
 
