@@ -13,7 +13,7 @@ from cuda.bindings import driver, runtime
 from cudnn_fused.kernels.compiling import DeviceSpec, compiled
 from cudnn_fused.kernels.conv.host import Conv3dKernel
 from cudnn_fused.kernels.conv.select import Tiling
-from cudnn_fused.kernels.lowering import WORKSPACE, Call, ConvCall, RowsCall
+from cudnn_fused.kernels.lowering import WORKSPACE, Call, ConvCall, Lowered, RowsCall
 from cudnn_fused.kernels.norm import RowsKernel
 from cudnn_fused.kernels.occupancy import resident_clusters
 from cudnn_fused.kernels.pack import PackC12
@@ -119,10 +119,14 @@ class GpuBackend:
         refusal = problem.operation.computation.source.refusal(problem)
         if refusal:
             return refusal
-        tiling = self.tiling_of(self.device_of(problem.device))
-        lowered = problem.operation.computation.lower(problem, tiling.can_implement)
+        tiling, lowered = self.lower(problem)
         reasons = (self.reason(call, tiling) for call in lowered.calls)
         return lowered.can_implement() or next(filter(None, reasons), None)
+
+    def lower(self, problem: Problem) -> tuple[Tiling[Any], Lowered]:
+        """The tiles of the problem's device, and the kernel calls that they admit."""
+        tiling = self.tiling_of(self.device_of(problem.device))
+        return tiling, problem.operation.computation.lower(problem, tiling.can_implement)
 
     def reason(self, call: Call, tiling: Tiling[Any]) -> str | None:
         """Why no kernel serves a call, or None if one does."""
@@ -135,9 +139,8 @@ class GpuBackend:
         reason = self.can_implement(problem)
         if reason:
             raise ValueError(f"{problem.operation.name}: {reason}")
+        tiling, lowered = self.lower(problem)
         device = self.device_of(problem.device)
-        tiling = self.tiling_of(device)
-        lowered = problem.operation.computation.lower(problem, tiling.can_implement)
         places = {operand.name: place for place, operand in enumerate(problem.operation.operands)}
         places[WORKSPACE] = len(places)
         launches = [self.launch_of(call, tiling, device, places) for call in lowered.calls]

@@ -6,7 +6,6 @@ contiguous output. It runs on the reference and, in the emulator, on the kernels
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -42,9 +41,6 @@ class MeanFree(Step):
     """``B(x - mean(x))`` over the row, for channels that are a multiple of 16 and values whose sums are exact."""
 
     sums: ClassVar[int] = 1
-
-    def given(self, present: Collection[str]) -> MeanFree:
-        return self
 
     def reference(self, value: torch.Tensor, operands: Any) -> torch.Tensor:
         wide = value.float()
